@@ -1,31 +1,25 @@
-//! Arrays. An array is a shape and a range of a chunk. An operation is pushed and immediately returns the resulting
-//! array.
+//! Arrays. An array is a shape and a range of a chunk. A function on arrays pushes an operation, and returns the
+//! resulting array without waiting for its values.
 //!
 //! | here | in the engine |
 //! |---|---|
-//! | an operation on arrays | a [`Task`]: one push that declares the chunks' variables |
+//! | an operation on arrays, except on a CUDA device | a [`Task`]: one push that declares the chunks' variables |
 //! | a slice, a reshaped array | the same variable |
 //! | [`Array::wait_to_read`] | `Engine::wait_to_read` of the variable |
-//! | [`Array::to_vec`] | an operation that reads the variable, and its handle |
-//! | a copy between devices | a copy in host memory, and a copy by the device |
+//! | [`Array::to_vec`] | an operation that reads the variable, and a wait on its handle; an array on a GPU is copied to the host first |
+//! | a copy between the host and a GPU | a copy in host memory, and a copy by the device |
 
 use std::{fmt, ops::Range, sync::Arc};
 
 use raddle::{BoxError, Device, OpHandle, Token};
 
+use crate::kernels::{Matrix, multiply};
+use crate::operator::{invoke, invoke_into};
+use crate::simple::{self, Function};
+use crate::storage::{Chunk, Memory};
 #[cfg(feature = "cuda")]
 use crate::task::check_device;
-use crate::{
-    Shape,
-    error::Error,
-    kernels::{self, Matrix},
-    operator::Operator,
-    runtime::Runtime,
-    simple::{self, Function},
-    storage::{Chunk, Memory},
-    task::{Mode, Task},
-    volume,
-};
+use crate::{Error, Mode, Operator, Runtime, Shape, Task, View, volume};
 
 /// An array of `f32`. Clones are handles to the same array.
 #[derive(Clone)]
@@ -46,7 +40,7 @@ impl Array {
     /// Returns an array without values. The first operation on it must write its values.
     ///
     /// # Errors
-    /// The GPU is out of memory.
+    /// The shape is too large for any memory; the GPU is out of memory.
     pub fn new(runtime: &Arc<Runtime>, shape: &[usize]) -> Result<Self, Error> {
         let chunk = runtime.allocate(volume(shape))?;
         Ok(Self { runtime: Arc::clone(runtime), chunk, start: 0, shape: shape.into() })
@@ -67,10 +61,11 @@ impl Array {
         if runtime.device() == Device::Cpu { Ok(array) } else { array.copy_to(runtime) }
     }
 
-    /// Returns an array whose values are all the same.
+    /// Returns an array whose values are all `value`.
     ///
     /// # Errors
-    /// The GPU is out of memory; the engine refuses a push.
+    /// The shape is too large for any memory; the GPU is out of memory, or is a CUDA device; the engine refuses the
+    /// push.
     #[track_caller]
     pub fn full(runtime: &Arc<Runtime>, shape: &[usize], value: f32) -> Result<Self, Error> {
         let array = Self::new(runtime, shape)?;
@@ -78,15 +73,16 @@ impl Array {
         Ok(array)
     }
 
-    /// Returns an array of normally distributed numbers from the runtime's next generator.
+    /// Returns an array of normally distributed numbers with mean 0 and the standard deviation `deviation`, drawn from
+    /// the runtime's next generator.
     ///
     /// # Errors
-    /// The GPU is out of memory; the engine refuses a push.
+    /// The shape is too large for any memory; the GPU is out of memory, or is a CUDA device; the engine refuses the
+    /// push.
     #[track_caller]
     pub fn normal(runtime: &Arc<Runtime>, shape: &[usize], deviation: f32) -> Result<Self, Error> {
         let array = Self::new(runtime, shape)?;
-        let mut task = Task::new("normal", vec![]).out(&array, Mode::Write);
-        task.random = true;
+        let task = Task { random: true, ..Task::new("normal", vec![]) }.out(&array, Mode::Write);
         task.push(runtime, move |mut views| {
             views.outs[0].values.iter_mut().for_each(|value| *value = deviation * views.random.normal());
         })?;
@@ -118,12 +114,12 @@ impl Array {
         &self.chunk
     }
 
-    /// Returns the array's range of the chunk.
+    /// Returns the array's range within the chunk.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len()
     }
 
-    /// Returns whether this is the same range of the same chunk as another array.
+    /// Returns whether this array and another one are the same range of the same chunk.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.chunk, &other.chunk) && self.range() == other.range()
     }
@@ -136,7 +132,7 @@ impl Array {
     /// Returns a slice along the first axis, which shares the array's memory and variable.
     ///
     /// # Errors
-    /// The range is not within the first axis, or ends before it starts.
+    /// The array has no axis; the range is not within the first axis, or ends before it starts.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, Error> {
         let &[count, ref rest @ ..] = &self.shape[..] else {
             return Err(Error::shape("slice", "array", "one with an axis", &self.shape));
@@ -162,15 +158,15 @@ impl Array {
         Ok(Self { shape: shape.into(), ..self.clone() })
     }
 
-    /// Returns the beginning of a chunk as an array.
-    pub fn within(runtime: &Arc<Runtime>, chunk: &Arc<Chunk>, shape: &[usize]) -> Self {
+    /// Returns the beginning of a chunk as an array of this shape.
+    pub(crate) fn within(runtime: &Arc<Runtime>, chunk: &Arc<Chunk>, shape: &[usize]) -> Self {
         debug_assert!(volume(shape) <= chunk.len(), "the part is larger than the chunk");
         Self { runtime: Arc::clone(runtime), chunk: Arc::clone(chunk), start: 0, shape: shape.into() }
     }
 
     // ----------------------------------------------------------------------------------------------------- values ----
 
-    /// Waits for all operations that write the array's chunk.
+    /// Waits for all operations pushed so far that mutate the array's chunk.
     ///
     /// # Errors
     /// One of them has failed.
@@ -181,17 +177,18 @@ impl Array {
     /// Waits for the values and returns a copy.
     ///
     /// # Errors
-    /// An earlier operation has failed.
+    /// The errors of [`look`](Self::look); an earlier operation on the array has failed, or no operation has written
+    /// its values.
     #[track_caller]
     pub fn to_vec(&self) -> Result<Vec<f32>, Error> {
         Ok(self.look("to_vec", [], |values| Ok(values.to_vec()))?.wait()?)
     }
 
-    /// Pushes an operation that inspects the values on the host and mutates some tokens. Returns a handle to its
-    /// result.
+    /// Pushes an operation that inspects the values on the host and mutates some tokens. Returns a handle to the result
+    /// of `f`.
     ///
     /// # Errors
-    /// The engine refuses a push.
+    /// The array is on a GPU, and the memory for the copy is exhausted; the engine refuses a push.
     #[track_caller]
     pub fn look<'t, R: Send + 'static>(
         &self,
@@ -207,10 +204,10 @@ impl Array {
         Ok(engine.op(name).writes(tokens).try_submit(block.read(), move |block| f(&block.values()?[range]))?)
     }
 
-    /// Sets all values.
+    /// Sets all values to `value`.
     ///
     /// # Errors
-    /// The engine refuses the push.
+    /// The array is on a CUDA device; the engine refuses the push.
     #[track_caller]
     pub fn fill(&self, value: f32) -> Result<(), Error> {
         let task = Task::new("fill", vec![]).out(self, Mode::Write);
@@ -220,7 +217,7 @@ impl Array {
     /// Returns a copy of the array on a runtime's device.
     ///
     /// # Errors
-    /// The GPU is out of memory; the engine refuses a push.
+    /// The array is on another GPU; memory is exhausted; the engine refuses a push.
     #[track_caller]
     pub fn copy_to(&self, runtime: &Arc<Runtime>) -> Result<Self, Error> {
         let copy = Self::new(runtime, &self.shape)?;
@@ -228,24 +225,23 @@ impl Array {
         Ok(copy)
     }
 
-    /// Copies the values of an array, which may be on another device.
+    /// Copies the values of `source`. One of the two arrays may be on the host and the other on a GPU.
     ///
     /// # Errors
-    /// The shapes differ; the GPU is out of memory; the engine refuses a push.
+    /// The shapes differ; the arrays are on two different GPUs; memory is exhausted; the engine refuses a push.
     #[track_caller]
     pub fn copy_from(&self, source: &Self) -> Result<(), Error> {
         self.copy_after(source, &[])
     }
 
-    /// Like [`copy_from`](Self::copy_from), but the copy also reads some tokens: if one has failed, nothing is copied.
+    /// Like [`copy_from`](Self::copy_from), but the copy also reads some tokens: if one has failed, the array is not
+    /// written.
     #[track_caller]
     pub(crate) fn copy_after(&self, source: &Self, after: &[&Token]) -> Result<(), Error> {
-        if self.shape != source.shape {
-            return Err(Error::shape("copy", "source", format!("{:?}", self.shape), &source.shape));
-        }
+        Error::check_shape("copy", "source", &self.shape, &source.shape)?;
         let engine = self.runtime.engine();
         match (source.chunk.memory(), self.chunk.memory()) {
-            // A copy by the device moves whole buffers.
+            // A copy between the host and a GPU moves whole buffers of the GPU.
             (Memory::Gpu(_), Memory::Host(_)) if !source.is_whole() => {
                 self.copy_after(&source.copy_to(&source.runtime)?, after)
             }
@@ -256,24 +252,18 @@ impl Array {
                 let (gpu, range) = (source.runtime.device(), self.range());
                 let stage = engine.pinned_var::<f32>(gpu, self.len())?;
                 engine.op("copy from device").on(gpu).copy_from_device(from, &stage)?;
-                engine.op("unstage").reads(after.iter().copied()).push(
-                    (stage.read(), to.write()),
-                    move |(from, to)| {
-                        to.values_mut()[range].copy_from_slice(from);
-                    },
-                )?;
+                let unstage = engine.op("unstage").reads(after.iter().copied());
+                unstage.push((stage.read(), to.write()), |(from, to)| to.values_mut()[range].copy_from_slice(from))?;
                 Ok(())
             }
             (Memory::Host(from), Memory::Gpu(to)) => {
                 let (gpu, range) = (self.runtime.device(), source.range());
                 let stage = engine.pinned_var::<f32>(gpu, self.len())?;
-                engine.op("stage").reads(after.iter().copied()).try_push(
-                    (from.read(), stage.write()),
-                    move |(from, to)| {
-                        to.copy_from_slice(&from.values()?[range]);
-                        Ok(())
-                    },
-                )?;
+                let op = engine.op("stage").reads(after.iter().copied());
+                op.try_push((from.read(), stage.write()), |(from, to)| {
+                    to.copy_from_slice(&from.values()?[range]);
+                    Ok(())
+                })?;
                 engine.op("copy to device").on(gpu).copy_to_device(&stage, to)?;
                 Ok(())
             }
@@ -293,34 +283,35 @@ impl Array {
 
     // ------------------------------------------------------------------------------------------------- operations ----
 
-    /// Applies a simple function of one value, such as `simple::RELU`, to each value.
+    /// Applies a simple function of one value and `scalar`, such as `simple::SCALE`, to each value.
     ///
     /// # Errors
-    /// The function has two arguments; the engine refuses the push.
+    /// The function has two arguments; the GPU is out of memory, or is a CUDA device; the engine refuses the push.
     #[track_caller]
     pub fn map(&self, function: &'static Function, scalar: f32) -> Result<Self, Error> {
         let operator: Arc<dyn Operator> = Arc::new(function.with(scalar));
-        crate::operator::invoke(&operator, &[self], false).map(|mut outs| outs.swap_remove(0))
+        invoke(&operator, &[self], false).map(|mut outs| outs.swap_remove(0))
     }
 
     /// Combines two arrays of the same shape with a simple function, such as `simple::ADD`.
     ///
     /// # Errors
-    /// The shapes differ, or the function has one argument; the engine refuses the push.
+    /// The shapes or devices differ, or the function has one argument; the GPU is out of memory, or is a CUDA device;
+    /// the engine refuses the push.
     #[track_caller]
     pub fn combine(&self, function: &'static Function, other: &Self) -> Result<Self, Error> {
         let operator: Arc<dyn Operator> = Arc::new(function.operator());
-        crate::operator::invoke(&operator, &[self, other], false).map(|mut outs| outs.swap_remove(0))
+        invoke(&operator, &[self, other], false).map(|mut outs| outs.swap_remove(0))
     }
 
     /// Adds another array to this one in place.
     ///
     /// # Errors
-    /// The shapes differ; the engine refuses the push.
+    /// The shapes or devices differ; the arrays are on a CUDA device; the engine refuses the push.
     #[track_caller]
     pub fn add_assign(&self, other: &Self) -> Result<(), Error> {
         let operator: Arc<dyn Operator> = Arc::new(simple::ADD.operator());
-        crate::operator::invoke_into(&operator, &[self, other], &[(Some(self), Mode::InPlace)], false)
+        invoke_into(&operator, &[self, other], &[(Some(self), Mode::InPlace)], false)
     }
 
     /// Multiplies two matrices.
@@ -332,11 +323,12 @@ impl Array {
         self.matmul_transposed(other, [false, false])
     }
 
-    /// Multiplies two matrices, of which those with the flag are transposed first. No values are moved for that.
+    /// Multiplies two matrices. Each matrix whose flag in `transposed` is set is transposed first, without moving any
+    /// values.
     ///
     /// # Errors
-    /// The shapes do not match; the device is out of memory, or is a CUDA device and cuBLAS is missing; the engine
-    /// refuses the push.
+    /// The shapes do not match, or the devices differ; the GPU is out of memory; on a CUDA device, cuBLAS is missing or
+    /// cannot multiply matrices of these sizes; the engine refuses the push.
     #[track_caller]
     pub fn matmul_transposed(&self, other: &Self, transposed: [bool; 2]) -> Result<Self, Error> {
         let sizes = |argument, array: &Self, is_transposed| match array.shape[..] {
@@ -359,15 +351,12 @@ impl Array {
             return Ok(product);
         }
         task.push(&self.runtime, move |mut views| {
-            if inner == 0 {
-                return views.outs[0].values.fill(0.0);
-            }
             let matrix = |factor: usize| {
-                let matrix = Matrix::new(views.ins[factor].values, views.ins[factor].shape[1]);
+                let View { values, shape } = views.ins[factor];
+                let matrix = Matrix::new(values, [shape[0], shape[1]]);
                 if transposed[factor] { matrix.transposed() } else { matrix }
             };
-            let (a, b) = (matrix(0), matrix(1));
-            kernels::multiply(a, b, views.outs[0].values, false);
+            multiply(matrix(0), matrix(1), views.outs[0].values, false);
         })?;
         Ok(product)
     }
@@ -389,7 +378,7 @@ impl Array {
     /// Sums the values along the last axis, in order.
     ///
     /// # Errors
-    /// The last axis is missing or empty; the engine refuses the push.
+    /// The last axis is missing or empty; the GPU is out of memory, or is a CUDA device; the engine refuses the push.
     #[track_caller]
     pub fn sum(&self) -> Result<Self, Error> {
         self.reduce("sum", |row| row.iter().sum())
@@ -398,7 +387,7 @@ impl Array {
     /// Returns the largest values along the last axis.
     ///
     /// # Errors
-    /// The last axis is missing or empty; the engine refuses the push.
+    /// The last axis is missing or empty; the GPU is out of memory, or is a CUDA device; the engine refuses the push.
     #[track_caller]
     pub fn max(&self) -> Result<Self, Error> {
         self.reduce("max", |row| row.iter().copied().fold(f32::NEG_INFINITY, f32::max))
@@ -407,7 +396,7 @@ impl Array {
     /// Returns the indices of the largest values along the last axis; for equal values, the first index.
     ///
     /// # Errors
-    /// The last axis is missing or empty; the engine refuses the push.
+    /// The last axis is missing or empty; the GPU is out of memory, or is a CUDA device; the engine refuses the push.
     #[track_caller]
     pub fn argmax(&self) -> Result<Self, Error> {
         self.reduce("argmax", |row| {

@@ -4,33 +4,25 @@
 //! |---|---|
 //! | a product | an operation that calls cuBLAS with the operation's stream |
 //! | a copy between arrays of a device | an operation that issues the driver's copy on its stream |
-//! | a handle of cuBLAS | no variable: each thread that issues a device's operations has its own |
+//! | a handle of cuBLAS | no variable: each thread that issues a device's operations has its own handle for the device |
 //!
-//! A handle is used by one thread at a time and works on one stream at a time. The engine issues the operations of a
-//! stream on one thread, so a handle for each thread needs no lock, and products need not wait for each other. A naive
-//! engine issues operations on the threads that push them, and may use a different stream for each. Therefore, each
-//! operation sets its handle's stream.
+//! A handle works on one stream at a time. Since each thread has its own handle, a handle needs no lock, and threads
+//! that issue products do not wait for each other. A lane's thread always issues on the same stream. But a naive engine
+//! issues operations on the threads that push them, and may use a different stream for each operation. Therefore, each
+//! product first sets its handle's stream.
 //!
 //! cuBLAS is loaded when it is first needed. A build needs no part of CUDA.
 
-use std::{
-    cell::RefCell,
-    collections::{HashMap, hash_map::Entry},
-    ops::Range,
-    ptr::from_ref,
-    sync::{Arc, OnceLock},
-};
+use std::collections::{HashMap, hash_map::Entry};
+use std::sync::{Arc, OnceLock};
+use std::{cell::RefCell, ops::Range, ptr::from_ref};
 
-use cudarc::{
-    cublas::{
-        result::{self as cublas, CublasError},
-        sys::{self, cublasHandle_t, cublasOperation_t},
-    },
-    driver::{CudaContext, CudaStream, result as driver, sys::CUdeviceptr},
-};
+use cudarc::cublas::result::{self as cublas, CublasError};
+use cudarc::cublas::sys::{self, cublasHandle_t, cublasOperation_t};
+use cudarc::driver::{CudaContext, CudaStream, result as driver, sys::CUdeviceptr};
 use raddle::{BoxError, Device, DeviceVec, Engine, GpuStream, Token};
 
-use crate::{array::Array, error::Error};
+use crate::{Array, Error};
 
 /// The functions of cuBLAS that are called. They are looked up before the first call, since cudarc panics if one is
 /// missing.
@@ -59,7 +51,8 @@ pub fn load() -> Result<(), Error> {
     LOADED.get_or_init(load).clone().map_err(Error::Unavailable)
 }
 
-/// Returns whether a device is a CUDA device, which an operation's stream can tell.
+/// Returns whether a device is a CUDA device. An operation on the device finds out from its stream, and this call waits
+/// for the operation.
 pub(crate) fn is_cuda(engine: &Engine, device: Device) -> bool {
     let asked = || engine.op("is_cuda").on(device).submit_launch((), |stream, ()| stream.cuda().is_some());
     device != Device::Cpu && asked().is_ok_and(|handle| handle.wait().unwrap_or(false))
@@ -94,12 +87,12 @@ thread_local! {
     static HANDLES: RefCell<HashMap<*const CudaContext, Handle>> = RefCell::default();
 }
 
-/// Returns the error of an operation in which a function of cuBLAS has failed.
+/// Returns a function that makes an operation's error from the error of a cuBLAS function.
 fn failed(function: &'static str) -> impl Fn(CublasError) -> BoxError {
     move |CublasError(status)| format!("{function} of cuBLAS returned {status:?}").into()
 }
 
-/// Calls `f` with this thread's handle for the device of a stream, after setting its stream.
+/// Calls `f` with this thread's handle for the device of `stream`, after setting the handle's stream to `stream`.
 fn with_handle(stream: &CudaStream, f: impl FnOnce(cublasHandle_t) -> Result<(), BoxError>) -> Result<(), BoxError> {
     HANDLES.with_borrow_mut(|handles| {
         let context = stream.context();
@@ -109,7 +102,7 @@ fn with_handle(stream: &CudaStream, f: impl FnOnce(cublasHandle_t) -> Result<(),
         };
         context.bind_to_thread()?;
         // SAFETY: the handle is alive and belongs to this thread. The stream is alive during `f`, and each later use of
-        // the handle begins by setting another one.
+        // the handle first sets the stream again.
         unsafe { cublas::set_stream(handle.raw, stream.cu_stream().cast()) }.map_err(failed("cublasSetStream"))?;
         f(handle.raw)
     })
@@ -120,7 +113,7 @@ fn stream_of(stream: &mut GpuStream) -> Result<Arc<CudaStream>, BoxError> {
     stream.cuda().ok_or_else(|| "the device was given up".into())
 }
 
-/// Returns the address of a range of values, or 0 for values without an address, which must be empty.
+/// Returns the address of a range of values, or 0 if the values have no address; the range must then be empty.
 fn address(values: &DeviceVec<f32>, range: &Range<usize>) -> Result<CUdeviceptr, BoxError> {
     match values.cuda_ptr() {
         Some(start) if range.end <= values.len() => Ok(start + 4 * range.start as CUdeviceptr),
@@ -137,7 +130,7 @@ fn address(values: &DeviceVec<f32>, range: &Range<usize>) -> Result<CUdeviceptr,
 pub(crate) fn copy(from: &Array, to: &Array, after: &[&Token]) -> Result<(), Error> {
     assert_eq!(from.len(), to.len(), "the arrays of a copy have different sizes");
     if Arc::ptr_eq(from.chunk(), to.chunk()) {
-        // The driver does not copy between ranges that overlap.
+        // Ranges of one chunk may overlap, and the driver does not copy between overlapping ranges.
         return copy(&from.copy_to(from.runtime())?, to, after);
     }
     let (source, target) = (from.chunk().gpu()?, to.chunk().gpu()?);
@@ -158,8 +151,9 @@ pub(crate) fn copy(from: &Array, to: &Array, after: &[&Token]) -> Result<(), Err
     Ok(())
 }
 
-/// Pushes the product of two matrices. Each is transposed first if its flag says so; `sizes` are then the rows of the
-/// first one, its columns, and the columns of the second one.
+/// Pushes the product of two matrices. Each matrix is transposed first if its flag in `transposed` is set. `sizes`
+/// holds the numbers of rows and columns of the first factor, and the number of columns of the second, after
+/// transposition.
 ///
 /// # Panics
 /// If an array does not have these sizes.
@@ -185,7 +179,8 @@ pub(crate) fn multiply(
         false => cublasOperation_t::CUBLAS_OP_N,
     };
     let [of_a, of_b] = transposed.map(operation);
-    // The numbers of values between two rows of an array, which are columns to cuBLAS. They must not be 0.
+    // The distance, in values, from each row of an array to the next. These rows are columns to cuBLAS, which does not
+    // accept a distance of 0.
     let stride_of_a = if transposed[0] { rows } else { inner }.max(1);
     let stride_of_b = if transposed[1] { inner } else { columns }.max(1);
     let stride_of_product = columns.max(1);

@@ -5,19 +5,13 @@
 //! | the order of the examples | a variable: shuffling mutates it, decoding reads it |
 //! | a batch | arrays in one of a few slots; decoding and augmenting are operations that mutate them |
 //! | prefetching | the operations that make a batch are pushed before the batch is requested |
-//! | the bound on prefetching | a slot is refilled after all operations on its previous batch, since they use its variables |
+//! | the bound on prefetching | a slot is refilled after all operations on its previous batch, since they use the same variables |
 
 use std::{fs, path::Path, sync::Arc};
 
 use raddle::Var;
 
-use crate::{
-    array::Array,
-    error::Error,
-    random::Random,
-    runtime::Runtime,
-    task::{Mode, Task},
-};
+use crate::{Array, Error, Mode, Runtime, Task, random::Random};
 
 const WORD: &[u8] = b"DIGITS01";
 const HEADER: usize = 16;
@@ -58,16 +52,17 @@ impl Images {
         let count = u32::from_le_bytes([a, b, c, d]) as usize;
         let [rows, columns, classes] = [rows, columns, classes].map(usize::from);
         let body = HEADER + count * (1 + rows * columns);
-        if bytes.len() != body + 8 {
-            let found = bytes.len();
-            return Err(format!(
-                "the file has {found} bytes, but {count} images need {}: it was truncated or extended",
-                body + 8
-            ));
+        let (found, needed) = (bytes.len(), body + 8);
+        if found != needed {
+            let sizes = format!("the file has {found} bytes, but {count} images need {needed}");
+            return Err(format!("{sizes}: it was truncated or extended"));
         }
-        let hash = bytes[..body]
-            .iter()
-            .fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3));
+        if rows * columns == 0 {
+            return Err(format!("the images have no pixels: they have {rows} rows and {columns} columns"));
+        }
+        // The hash is FNV-1a.
+        let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3);
+        let hash = bytes[..body].iter().fold(0xCBF2_9CE4_8422_2325, mix);
         if hash.to_le_bytes() != bytes[body..] {
             return Err("the file is damaged: its hash does not match".into());
         }
@@ -79,17 +74,32 @@ impl Images {
     }
 
     /// Returns the class and the pixels of an image.
+    ///
+    /// # Panics
+    /// If there is no such image.
     pub fn example(&self, index: usize) -> (u8, &[u8]) {
+        assert!(index < self.count, "there is no image {index} among {}", self.count);
         let len = 1 + self.size[0] * self.size[1];
         let example = &self.bytes[HEADER + index * len..][..len];
         (example[0], &example[1..])
     }
 
-    /// Writes an image's class, and its pixels scaled to the range from 0 to 1.
-    fn decode(&self, index: usize, pixels: &mut [f32], class: &mut f32) {
-        let (label, bytes) = self.example(index);
-        *class = f32::from(label);
-        pixels.iter_mut().zip(bytes).for_each(|(pixel, byte)| *pixel = f32::from(*byte) / self.highest);
+    /// Returns an error if there is no image with one of these indices.
+    pub(crate) fn check(&self, mut indices: impl Iterator<Item = usize>) -> Result<(), Error> {
+        match indices.find(|&index| index >= self.count) {
+            Some(index) => Err(Error::Use(format!("there is no image {index} among {}", self.count))),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the classes of some images, and their pixels scaled to the range from 0 to 1.
+    fn decode(&self, examples: &[usize], pixels: &mut [f32], classes: &mut [f32]) {
+        let places = pixels.chunks_exact_mut(self.size[0] * self.size[1]).zip(classes);
+        for ((pixels, class), &index) in places.zip(examples) {
+            let (label, bytes) = self.example(index);
+            *class = f32::from(label);
+            pixels.iter_mut().zip(bytes).for_each(|(pixel, byte)| *pixel = f32::from(*byte) / self.highest);
+        }
     }
 
     /// Returns the indices of the training images and of the test images; every fifth image is a test image.
@@ -97,15 +107,15 @@ impl Images {
         (0..self.count).partition(|index| index % 5 != 4)
     }
 
-    /// Returns images and classes as arrays.
+    /// Returns the images with the indices `examples`, and their classes, as arrays.
     ///
     /// # Errors
-    /// The engine refuses a push.
+    /// There is no such image; the engine refuses a push.
     pub fn arrays(&self, runtime: &Arc<Runtime>, examples: &[usize]) -> Result<Batch, Error> {
+        self.check(examples.iter().copied())?;
         let [rows, columns] = self.size;
         let (mut pixels, mut classes) = (vec![0.0; examples.len() * rows * columns], vec![0.0; examples.len()]);
-        let places = pixels.chunks_exact_mut(rows * columns).zip(&mut classes);
-        places.zip(examples).for_each(|((pixels, class), &index)| self.decode(index, pixels, class));
+        self.decode(examples, &mut pixels, &mut classes);
         Ok(Batch {
             images: Array::from_vec(runtime, &[examples.len(), 1, rows, columns], pixels)?,
             classes: Array::from_vec(runtime, &[examples.len()], classes)?,
@@ -122,13 +132,6 @@ pub struct Batch {
     pub classes: Array,
 }
 
-/// The arrays for one batch.
-#[derive(Debug)]
-struct Slot {
-    decoded: Array,
-    batch: Batch,
-}
-
 /// A source of batches of images, shuffled in every epoch and slightly distorted.
 #[derive(Debug)]
 pub struct Loader {
@@ -136,11 +139,12 @@ pub struct Loader {
     runtime: Arc<Runtime>,
     order: Var<Vec<usize>>,
     shuffler: Var<Random>,
-    slots: Vec<Slot>,
+    /// For each slot, the decoded images, and the batch made from them.
+    slots: Vec<(Array, Batch)>,
     batch: usize,
     per_epoch: usize,
     total: usize,
-    /// The numbers of batches taken and pushed.
+    /// The number of batches returned; `pushed` is the number of batches whose operations were pushed.
     taken: usize,
     pushed: usize,
 }
@@ -151,7 +155,8 @@ impl Loader {
     /// omitted from the epoch.
     ///
     /// # Errors
-    /// The images do not fill a batch; the engine refuses a push.
+    /// There is no such image; the images do not fill a batch, or `ahead` is 0; the runtime is not one of the host; the
+    /// engine refuses a push.
     pub fn new(
         images: &Arc<Images>,
         runtime: &Arc<Runtime>,
@@ -160,18 +165,17 @@ impl Loader {
         epochs: usize,
         ahead: usize,
     ) -> Result<Self, Error> {
-        let per_epoch = examples.len().checked_div(batch).unwrap_or(0);
+        images.check(examples.iter().copied())?;
+        let count = examples.len();
+        let per_epoch = count.checked_div(batch).unwrap_or(0);
         if per_epoch == 0 || ahead == 0 {
-            return Err(Error::Use(format!(
-                "{ahead} batches of {batch} cannot be made from {} images",
-                examples.len()
-            )));
+            return Err(Error::Use(format!("{ahead} batches of {batch} cannot be made from {count} images")));
         }
         let [rows, columns] = images.size;
         let slot = |_| {
             let (pixels, classes) = ([batch, 1, rows, columns], [batch]);
-            let new = Batch { images: Array::new(runtime, &pixels)?, classes: Array::new(runtime, &classes)? };
-            Ok(Slot { decoded: Array::new(runtime, &pixels)?, batch: new })
+            let batch = Batch { images: Array::new(runtime, &pixels)?, classes: Array::new(runtime, &classes)? };
+            Ok((Array::new(runtime, &pixels)?, batch))
         };
         let mut loader = Self {
             images: Arc::clone(images),
@@ -181,13 +185,11 @@ impl Loader {
             slots: (0..ahead).map(slot).collect::<Result<_, Error>>()?,
             batch,
             per_epoch,
-            total: per_epoch * epochs,
+            total: per_epoch.saturating_mul(epochs),
             taken: 0,
             pushed: 0,
         };
-        for _ in 0..ahead {
-            loader.push()?;
-        }
+        (0..ahead).try_for_each(|_| loader.push())?;
         Ok(loader)
     }
 
@@ -196,7 +198,7 @@ impl Loader {
         self.per_epoch
     }
 
-    /// Pushes the operations that make the next batch, unless the last has been pushed.
+    /// Pushes the operations that make the next batch, unless those of the last batch have been pushed.
     fn push(&mut self) -> Result<(), Error> {
         if self.pushed == self.total {
             return Ok(());
@@ -208,17 +210,15 @@ impl Loader {
                 (1..order.len()).for_each(|i| order.swap(i, random.below(i + 1)));
             })?;
         }
-        let Slot { decoded, batch } = &self.slots[self.pushed % self.slots.len()];
+        let (decoded, batch) = &self.slots[self.pushed % self.slots.len()];
         let range = place * self.batch..(place + 1) * self.batch;
         let (images, [rows, columns]) = (Arc::clone(&self.images), self.images.size);
-        let accesses =
-            (self.order.read(), decoded.chunk().host()?.overwrite(), batch.classes.chunk().host()?.overwrite());
+        let (pixels, classes) = (decoded.chunk().host()?, batch.classes.chunk().host()?);
+        let accesses = (self.order.read(), pixels.overwrite(), classes.overwrite());
         engine.op("decode").push(accesses, move |(order, pixels, classes)| {
-            let places = pixels.values_mut().chunks_exact_mut(rows * columns).zip(classes.values_mut());
-            places.zip(&order[range]).for_each(|((pixels, class), &index)| images.decode(index, pixels, class));
+            images.decode(&order[range], pixels.values_mut(), classes.values_mut());
         })?;
-        let mut augment = Task::new("augment", vec![decoded]).out(&batch.images, Mode::Write);
-        augment.random = true;
+        let augment = Task { random: true, ..Task::new("augment", vec![decoded]) }.out(&batch.images, Mode::Write);
         augment.push(&self.runtime, move |mut views| {
             let images = views.outs[0].values.chunks_exact_mut(rows * columns);
             for (moved, image) in images.zip(views.ins[0].values.chunks_exact(rows * columns)) {
@@ -229,8 +229,8 @@ impl Loader {
         Ok(())
     }
 
-    /// Returns the next batch immediately; operations on it wait until it is made, and may be pushed until the next
-    /// call. Returns `None` after the last batch.
+    /// Returns the next batch without waiting for it: operations on the batch run once it is made. They must be pushed
+    /// before the next call. Returns `None` after the last batch.
     ///
     /// # Errors
     /// The engine refuses a push.
@@ -244,7 +244,7 @@ impl Loader {
             return Ok(None);
         }
         self.taken += 1;
-        Ok(Some(self.slots[(self.taken - 1) % self.slots.len()].batch.clone()))
+        Ok(Some(self.slots[(self.taken - 1) % self.slots.len()].1.clone()))
     }
 }
 

@@ -6,94 +6,78 @@ use raddle::{BuildError, DeviceError, PushError, WaitError};
 
 use crate::Shape;
 
-/// An argument with the wrong shape.
+/// An error about an argument's shape, which is wrong or unknown. The error does not yet name the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Misfit {
-    /// The argument, such as `weight`.
-    pub argument: String,
-    /// The expected shape.
-    pub expected: String,
-    /// The actual shape.
-    pub found: String,
-}
+pub struct Misfit(String);
 
 /// An error of this library.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument has the wrong shape.
-    Shape {
-        /// The operator to be applied.
-        operator: String,
-        /// The argument and its shapes.
-        misfit: Misfit,
-    },
+    /// An argument's shape is wrong or unknown.
+    Shape(String),
     /// A name is unknown, or an argument has no array.
-    Key {
-        /// The problem with the name.
-        problem: String,
-        /// The name.
-        key: String,
-        /// The known names.
-        known: Vec<String>,
-    },
-    /// An operation's description is invalid.
+    Key(String),
+    /// A call or its arguments are invalid.
     Use(String),
-    /// The operation does not exist on the device, or needs a library that is missing.
+    /// The operation is not available on the device, or needs a library that is missing or cannot be used.
     Unavailable(String),
-    /// A file with data cannot be used.
+    /// A file of images cannot be used, or a picture cannot be written.
     Data(String),
     /// A loss is not a finite number.
     Loss(String),
     /// The engine refused an operation.
     Push(PushError),
-    /// An operation has failed.
+    /// A wait has returned an error: an operation has failed, for instance.
     Wait(WaitError),
-    /// A device could not allocate memory.
+    /// A device has returned an error: its memory is exhausted, for instance.
     Device(DeviceError),
     /// An engine could not be built.
     Build(BuildError),
-    /// A file could not be read or written.
+    /// A file could not be written, or a thread could not be started.
     Io(io::Error),
 }
 
 impl Misfit {
     /// Returns the error for an argument with the wrong shape.
-    pub fn new(argument: &str, expected: impl Into<String>, found: &[usize]) -> Self {
-        Self { argument: argument.into(), expected: expected.into(), found: format!("{found:?}") }
+    pub fn new(argument: &str, expected: impl fmt::Display, found: &[usize]) -> Self {
+        Self(format!("the shape of `{argument}` must be {expected}, but is {found:?}"))
     }
 
-    /// Returns the error for an argument whose shape does not follow from those of others.
+    /// Returns the error for an argument whose shape is neither given nor inferred.
     pub fn unknown(argument: &str) -> Self {
-        Self { argument: argument.into(), expected: "known".into(), found: "unknown".into() }
+        Self(format!("the shape of `{argument}` must be known, but is unknown"))
     }
 
-    /// Adds the operator.
-    pub fn of(self, operator: impl Into<String>) -> Error {
-        Error::Shape { operator: operator.into(), misfit: self }
+    /// Adds the operator's name.
+    pub fn of(self, operator: &str) -> Error {
+        Error::Shape(format!("`{operator}`: {}", self.0))
     }
 }
 
 impl Error {
     /// Returns the error for an argument with the wrong shape.
-    pub fn shape(operator: &str, argument: &str, expected: impl Into<String>, found: &[usize]) -> Self {
+    pub fn shape(operator: &str, argument: &str, expected: impl fmt::Display, found: &[usize]) -> Self {
         Misfit::new(argument, expected, found).of(operator)
+    }
+
+    /// Returns an error unless an argument has the expected shape.
+    pub(crate) fn check_shape(op: &str, argument: &str, expected: &[usize], found: &[usize]) -> Result<(), Self> {
+        if expected == found { Ok(()) } else { Err(Self::shape(op, argument, format!("{expected:?}"), found)) }
     }
 
     /// Returns the error for a name that is not one of the known ones.
     pub fn key<'k>(problem: &str, key: &str, known: impl IntoIterator<Item = &'k String>) -> Self {
-        Self::Key { problem: problem.into(), key: key.into(), known: known.into_iter().cloned().collect() }
+        let known: Vec<&str> = known.into_iter().map(String::as_str).collect();
+        Self::Key(format!("{problem}: `{key}`; known names: {}", known.join(", ")))
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Shape { operator, misfit: Misfit { argument, expected, found } } => {
-                write!(f, "`{operator}`: the shape of `{argument}` must be {expected}, but is {found}")
-            }
-            Self::Key { problem, key, known } => write!(f, "{problem}: `{key}`; known names: {}", known.join(", ")),
-            Self::Use(text) | Self::Unavailable(text) | Self::Data(text) | Self::Loss(text) => f.write_str(text),
+            Self::Shape(text) | Self::Key(text) | Self::Use(text) => f.write_str(text),
+            Self::Unavailable(text) | Self::Data(text) | Self::Loss(text) => f.write_str(text),
             Self::Push(error) => error.fmt(f),
             Self::Wait(error) => error.fmt(f),
             Self::Device(error) => error.fmt(f),
@@ -106,7 +90,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 macro_rules! from {
-    ($($source:ident $variant:ident),+) => {
+    ($($source:ty => $variant:ident),+) => {
         $(impl From<$source> for Error {
             fn from(error: $source) -> Self {
                 Self::$variant(error)
@@ -115,21 +99,15 @@ macro_rules! from {
     };
 }
 
-type IoError = io::Error;
-from!(PushError Push, WaitError Wait, DeviceError Device, BuildError Build, IoError Io);
+from!(PushError => Push, WaitError => Wait, DeviceError => Device, BuildError => Build, io::Error => Io);
 
 /// Returns the shape of an input, which must be known.
 pub fn known(inputs: &[Option<Shape>], index: usize, argument: &str) -> Result<Shape, Misfit> {
-    inputs[index].clone().ok_or_else(|| Misfit::unknown(argument))
+    inputs.get(index).cloned().flatten().ok_or_else(|| Misfit::unknown(argument))
 }
 
 /// Records that an argument has the shape `expected`, or returns an error if a different shape is already known.
 pub fn settle(slot: &mut Option<Shape>, argument: &str, expected: Shape) -> Result<(), Misfit> {
-    match slot {
-        Some(found) if *found != expected => Err(Misfit::new(argument, format!("{expected:?}"), found)),
-        _ => {
-            *slot = Some(expected);
-            Ok(())
-        }
-    }
+    let found = slot.get_or_insert_with(|| expected.clone());
+    if *found == expected { Ok(()) } else { Err(Misfit::new(argument, format!("{expected:?}"), found)) }
 }

@@ -3,16 +3,17 @@
 //! | here | in the engine |
 //! |---|---|
 //! | a key | two variables: this process's sum, and all processes' sums |
-//! | [`push`](Processes::push) | copies of parts on devices, an operation that sums this process's parts, and a future that passes guards for both variables to the lane and is woken when the values have arrived |
-//! | [`pull`](Processes::pull) | an operation that adds all processes' sums in rank order, and a copy to the device, if any |
-//! | the lane | a separate thread, the only one that calls MPI: it starts collectives, highest priority first, and polls them |
+//! | [`push`](Processes::push) | copies to the host of parts on GPUs, an operation that sums this process's parts, and an operation whose future passes guards for both variables to the lane: the latter operation ends when the lane drops the guards |
+//! | [`pull`](Processes::pull) | an operation that adds all processes' sums in rank order, and, for an array on a GPU, a copy of the total to it |
+//! | the lane | a separate thread, the only one that may call MPI while the exchange exists: it starts collectives, highest priority first, and polls them |
 //!
 //! MPI requires all processes to start the collectives of a communicator in the same order. Each key has its own
 //! communicator, and its variables order its operations, so the keys may become ready in a different order in each
 //! process.
 //!
-//! MPI has no priorities. They decide the order in which the engine runs operations and the lane starts the collectives
-//! that wait for it, but not how those already started share the network.
+//! MPI has no priorities. The priorities of `push` and `pull` decide the order in which the engine runs ready
+//! operations, and the order in which the lane starts waiting collectives, but not how the started collectives share
+//! the network.
 //!
 //! MPI may write to a collective's memory until the collective is complete, and no collective can be cancelled. So a
 //! failure ends all processes:
@@ -20,133 +21,101 @@
 //! | failure | reported by |
 //! |---|---|
 //! | a process dies | `mpirun`, at once |
-//! | a process hangs | the other processes' lanes, after a time limit; before there are lanes, the [`TimeLimit`] of `init` |
+//! | a process hangs | the other processes' lanes, after a time limit; where there are no lanes, [`within`] |
 //! | a process calls `push` or `pull` with an unknown key or another shape | its lane, which tells the other lanes |
 
-use std::{
-    cmp::Reverse,
-    future::poll_fn,
-    io,
-    mem::MaybeUninit,
-    process,
-    sync::{
-        Arc, Mutex, PoisonError,
-        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
-    },
-    task::{Poll, Waker},
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
-};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use std::{cmp::Reverse, io, iter, mem, process, sync::Arc};
 
-use mpi::{
-    Count,
-    collective::CommunicatorCollectives,
-    datatype::PartitionMut,
-    ffi,
-    point_to_point::{Destination, MatchedReceiveVec, Source},
-    raw::AsRaw,
-    topology::{Communicator, SimpleCommunicator},
-};
+use mpi::datatype::{Equivalence, PartitionMut};
+use mpi::point_to_point::{Destination, MatchedReceiveVec, Source};
+use mpi::topology::{Communicator, SimpleCommunicator};
+use mpi::{Count, Threading, collective::CommunicatorCollectives, environment::Universe, ffi, raw::AsRaw};
 use raddle::{ReadGuard, WriteGuard};
 
-use crate::{
-    Mode, Runtime, Shape, array::Array, error::Error, storage::Block, task::Task, training::Processes, volume,
-};
+use crate::{Array, Error, Mode, Runtime, Shape, Task, storage::Block, training::Processes, volume};
 
-/// The lane's sleep between two polls. Not tuned.
+/// The lane's sleep after a poll that ends no operation. Not tuned.
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// An idle lane's wait for a job, after which it looks for errors of other processes. Not tuned.
+/// How long an idle lane waits for a job before it looks for errors of other processes. Not tuned.
 const IDLE: Duration = Duration::from_millis(10);
 
 /// The time for the other processes to report an error before this one ends them. Not tuned.
 pub const GRACE: Duration = Duration::from_secs(1);
 
-/// The most bytes of an error that are sent to other processes: few enough for MPI to send them without a wait.
+/// The time limit for the start of MPI and for its end. In both, each process waits for all others.
+pub const LIMIT: Duration = Duration::from_secs(10);
+
+/// The maximum number of bytes of an error that are sent to other processes: small enough for MPI to send them without
+/// waiting for the receiver.
 const LONGEST: usize = 1000;
 
-/// Writes a line in one piece, since processes may write concurrently.
+/// Writes a line to standard error in one piece, since several processes may write at the same time.
 pub fn report(text: &str) {
     let line = format!("raddle-train-mpi: {text}\n");
     eprint!("{line}");
 }
 
-/// Ends this process, and thereby all others, if it is not dropped within a time limit.
-#[derive(Debug)]
-pub struct TimeLimit {
-    _dropped_in_time: Sender<()>,
-}
-
-impl TimeLimit {
-    /// Starts a thread that waits for the drop.
-    ///
-    /// # Errors
-    /// The thread cannot be started.
-    pub fn start(rank: usize, what: &'static str, limit: Duration) -> io::Result<Self> {
-        let (sender, dropped) = channel();
-        thread::Builder::new().name("time limit".into()).spawn(move || {
-            if dropped.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                report(&format!("rank {rank}: {what} has taken {limit:?}: a process has died or hangs"));
-                // Another thread may be within MPI, so this one must not call it.
-                process::exit(3);
-            }
-        })?;
-        Ok(Self { _dropped_in_time: sender })
-    }
-}
-
-/// The lane's notification to an operation's future that the collective is complete.
-#[derive(Debug, Default)]
-struct Arrival(Mutex<(bool, Option<Waker>)>);
-
-impl Arrival {
-    fn tell(&self) {
-        let waker = {
-            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            state.0 = true;
-            state.1.take()
-        };
-        if let Some(waker) = waker {
-            waker.wake();
+/// Calls a function in which this process waits for others. If the call takes longer than `limit`, this process ends,
+/// and thereby all others.
+///
+/// # Errors
+/// The thread that measures the time cannot be started.
+pub fn within<R>(what: &str, limit: Duration, f: impl FnOnce() -> R) -> io::Result<R> {
+    let (running, ended) = channel::<()>();
+    let error = format!("{what} has taken {limit:?}: a process has died or hangs");
+    thread::Builder::new().name("time limit".into()).spawn(move || {
+        if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            report(&error);
+            // Another thread may be inside a call to MPI, so this thread must not call MPI.
+            process::exit(3);
         }
-    }
+    })?;
+    let result = f();
+    drop(running);
+    Ok(result)
+}
 
-    async fn wait(&self) {
-        poll_fn(|cx| {
-            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if state.0 {
-                return Poll::Ready(());
-            }
-            state.1 = Some(cx.waker().clone());
-            Poll::Pending
-        })
-        .await;
+/// Starts MPI. If this takes longer than [`LIMIT`], this process ends, and thereby all others.
+///
+/// # Errors
+/// MPI has been started before, or allows no calls from other threads; the thread that measures the time cannot be
+/// started.
+pub fn start() -> Result<Universe, Error> {
+    match within("the start of MPI", LIMIT, || mpi::initialize_with_threading(Threading::Serialized))? {
+        Some((universe, Threading::Serialized | Threading::Multiple)) => Ok(universe),
+        _ => Err(Error::Use("MPI allows no calls from threads other than the first, or no second start".into())),
     }
 }
 
-/// A collective to start. The job owns the guards of its memory until the collective is complete.
+/// Ends MPI. If this takes longer than [`LIMIT`], this process ends, and thereby all others.
+///
+/// # Errors
+/// The thread that measures the time cannot be started.
+pub fn end(universe: Universe) -> Result<(), Error> {
+    let what = format!("rank {}: the end of MPI", universe.world().rank());
+    Ok(within(&what, LIMIT, || drop(universe))?)
+}
+
+/// A collective that waits for its start, or has been started. The job owns the guards of the collective's memory until
+/// the collective is complete; the drop of the guards ends the operation.
 struct Job {
     key: usize,
     priority: i32,
     from: ReadGuard<Block>,
     to: WriteGuard<Block>,
-    arrival: Arc<Arrival>,
 }
 
-/// A message to the lane.
-enum Message {
-    Start(Job),
-    /// This process has failed.
-    Fail(String),
-}
+/// A message to the lane: a job, or an error with which this process has failed.
+type Message = Result<Job, String>;
 
-/// Sorts messages: failures first, and then jobs by priority.
+/// Sorts messages: errors come first, then jobs, highest priority first.
 fn sorted(messages: impl Iterator<Item = Message>) -> Vec<Message> {
     let mut messages: Vec<_> = messages.collect();
-    messages.sort_by_key(|message| match message {
-        Message::Fail(_) => None,
-        Message::Start(job) => Some(Reverse(job.priority)),
-    });
+    messages.sort_by_key(|message| message.as_ref().ok().map(|job| Reverse(job.priority)));
     messages
 }
 
@@ -160,8 +129,9 @@ struct Flight {
 #[derive(Debug)]
 struct Key {
     name: String,
-    shape: Shape,
+    /// The sum of this process's parts.
     part: Array,
+    /// The sums of all processes, in rank order.
     all: Array,
 }
 
@@ -178,12 +148,14 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Creates the keys and the lane. All processes must call it with the same keys and shapes. Until the returned
-    /// value is dropped, no other thread may call MPI. The sums are in the memory of `runtime`, which is the host's. A
-    /// process that waits for the others for longer than `limit`, here or later, ends all processes.
+    /// Creates the keys and the lane. All processes must call this function with the same keys and shapes. Until the
+    /// returned value is dropped, no thread except the lane may call MPI. The sums are in the memory of `runtime`,
+    /// which must be a runtime of the host. A process that waits for the others for longer than `limit`, here or later,
+    /// ends all processes.
     ///
     /// # Errors
-    /// The keys or shapes of two processes differ; in that case, all processes return an error.
+    /// A shape has too many values for MPI; the keys or shapes of two processes differ, in which case all processes
+    /// return an error; a thread cannot be started.
     pub fn init(
         world: SimpleCommunicator,
         runtime: &Arc<Runtime>,
@@ -191,38 +163,41 @@ impl Exchange {
         limit: Duration,
     ) -> Result<Self, Error> {
         let (rank, processes) = (world.rank() as usize, world.size() as usize);
-        let starting = TimeLimit::start(rank, "the start of the exchange", limit)?;
-        compare_keys(&world, keys)?;
+        // MPI represents counts with this type. `Lane::start` relies on this check.
+        if let Some((name, shape)) = keys.iter().find(|(_, shape)| Count::try_from(volume(shape)).is_err()) {
+            return Err(Error::Use(format!("`{name}` has too many values for MPI: its shape is {shape:?}")));
+        }
+        let starting = format!("rank {rank}: the start of the exchange");
+        let (communicators, errors) = within(&starting, limit, || {
+            compare_keys(&world, keys)?;
+            // The keys have the same order in all processes, so the communicators belong to the same keys.
+            Ok::<_, Error>((keys.iter().map(|_| world.duplicate()).collect(), world.duplicate()))
+        })??;
         let key = |(name, shape): &(String, Shape)| {
             let part = Array::new(runtime, shape)?;
-            let all = Array::new(runtime, &[processes, volume(shape)])?;
-            Ok(Key { name: name.clone(), shape: shape.clone(), part, all })
+            let all = Array::new(runtime, &[&[processes], &shape[..]].concat())?;
+            Ok(Key { name: name.clone(), part, all })
         };
-        let (runtime, names) = (Arc::clone(runtime), keys.iter().map(|(name, _)| name.clone()).collect());
-        // Key order is the same in all processes.
-        let communicators = keys.iter().map(|_| world.duplicate()).collect();
-        let errors = world.duplicate();
-        drop(starting);
-        let keys = keys.iter().map(key).collect::<Result<_, Error>>()?;
+        let names = keys.iter().map(|(name, _)| name.clone()).collect();
+        let (runtime, keys) = (Arc::clone(runtime), keys.iter().map(key).collect::<Result<_, Error>>()?);
         let (messages, received) = channel();
         let lane = Lane { rank, names, communicators, errors, limit, flying: Vec::new() };
         let lane = thread::Builder::new().name("mpi".into()).spawn(move || lane.run(&received))?;
         Ok(Self { runtime, keys, rank, processes, messages: Some(messages), lane: Some(lane) })
     }
 
-    /// Returns a key and its index. If the key is unknown, or if an array has another shape, all other processes end,
-    /// since they would wait for this one.
+    /// Returns a key and its index. If the key is unknown, or if an array has another shape, this call makes all other
+    /// processes end, since they would wait for this one.
     fn key(&self, call: &str, name: &str, arrays: &[&Array]) -> Result<(usize, &Key), Error> {
         let known = self.keys.iter().enumerate().find(|(_, key)| key.name == name);
         let unknown = || Error::key("no such key", name, self.keys.iter().map(|key| &key.name));
         let found = known.ok_or_else(unknown).and_then(|(index, key)| {
-            match arrays.iter().find(|array| array.shape() != key.shape) {
-                Some(array) => Err(Error::shape(call, name, format!("{:?}", key.shape), array.shape())),
-                None => Ok((index, key)),
-            }
+            let mut shapes = arrays.iter().map(|array| array.shape());
+            shapes.try_for_each(|shape| Error::check_shape(call, name, key.part.shape(), shape))?;
+            Ok((index, key))
         });
         if let (Err(error), Some(lane)) = (&found, &self.messages) {
-            let _ = lane.send(Message::Fail(error.to_string()));
+            let _ = lane.send(Err(error.to_string()));
         }
         found
     }
@@ -238,26 +213,22 @@ impl Processes for Exchange {
     }
 
     fn push(&self, key: &str, priority: i32, parts: &[&Array]) -> Result<(), Error> {
-        let (index, Key { name, part, all, .. }) = self.key("push", key, parts)?;
+        let (index, Key { part, all, .. }) = self.key("push", key, parts)?;
         let is_here = |array: &Array| array.runtime().device() == self.runtime.device();
         let here = |&array: &&Array| if is_here(array) { Ok(array.clone()) } else { array.copy_to(&self.runtime) };
         let parts = parts.iter().map(here).collect::<Result<Vec<_>, _>>()?;
-        let mut sum = Task::new(format!("aggregate {key}"), parts.iter().collect()).out(part, Mode::Write);
-        sum.priority = priority;
-        sum.push(&self.runtime, |mut views| {
+        let sum = Task { priority, ..Task::new(format!("aggregate {key}"), parts.iter().collect()) };
+        sum.out(part, Mode::Write).push(&self.runtime, |mut views| {
             let (ins, out) = (&views.ins, &mut views.outs[0]);
             out.fill(|i| ins.iter().map(|part| part.values[i]).sum());
         })?;
         let lane = self.messages.clone();
-        let op = self.runtime.engine().op(format!("exchange {name}"));
+        let op = self.runtime.engine().op(format!("exchange {key}")).priority(priority);
         let accesses = (part.chunk().host()?.read(), all.chunk().host()?.overwrite());
-        op.priority(priority).try_push_future(accesses, move |(from, to)| async move {
+        op.try_push_future(accesses, move |(from, to)| async move {
             from.values()?; // fails if there is no sum
-            let arrival = Arc::new(Arrival::default());
-            let job = Job { key: index, priority, from, to, arrival: Arc::clone(&arrival) };
-            lane.and_then(|lane| lane.send(Message::Start(job)).ok()).ok_or("the MPI lane has ended")?;
-            arrival.wait().await;
-            Ok(())
+            let job = Job { key: index, priority, from, to };
+            Ok(lane.and_then(|lane| lane.send(Ok(job)).ok()).ok_or("the MPI lane has ended")?)
         })?;
         Ok(())
     }
@@ -269,9 +240,8 @@ impl Processes for Exchange {
             self.pull(key, priority, &sum)?;
             return into.copy_from(&sum);
         }
-        let mut sum = Task::new(format!("pull {key}"), vec![all]).out(into, Mode::Write);
-        sum.priority = priority;
-        sum.push(&self.runtime, |mut views| {
+        let sum = Task { priority, ..Task::new(format!("pull {key}"), vec![all]) };
+        sum.out(into, Mode::Write).push(&self.runtime, |mut views| {
             let (all, out) = (views.ins[0].values, &mut views.outs[0]);
             let len = out.values.len();
             out.fill(|i| all[i..].iter().step_by(len).sum());
@@ -281,7 +251,7 @@ impl Processes for Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        // Pending operations are still using the lane.
+        // Pending operations may still use the lane.
         let _ = self.runtime.engine().wait_for_all();
         drop(self.messages.take());
         if let Some(lane) = self.lane.take() {
@@ -295,23 +265,20 @@ fn compare_keys(world: &SimpleCommunicator, keys: &[(String, Shape)]) -> Result<
     let own: String = keys.iter().map(|(name, shape)| format!("`{name}` {shape:?}\n")).collect();
     let mut counts = vec![0 as Count; world.size() as usize];
     world.all_gather_into(&(own.len() as Count), &mut counts[..]);
-    let starts: Vec<Count> = counts.iter().scan(0, |sum, count| Some(std::mem::replace(sum, *sum + count))).collect();
+    let starts: Vec<Count> = counts.iter().scan(0, |sum, count| Some(mem::replace(sum, *sum + count))).collect();
     let mut texts = vec![0u8; counts.iter().sum::<Count>() as usize];
     world.all_gather_varcount_into(own.as_bytes(), &mut PartitionMut::new(&mut texts[..], &counts[..], &starts[..]));
-    let text = |rank: usize| String::from_utf8_lossy(&texts[starts[rank] as usize..][..counts[rank] as usize]);
-    let first = text(0);
-    let Some(other) = (1..counts.len()).find(|&rank| text(rank) != first) else { return Ok(()) };
-    let text = text(other);
-    let (mut ours, mut theirs) = (first.lines(), text.lines());
-    loop {
-        let (a, b) = (ours.next(), theirs.next());
-        if a != b {
-            let [a, b] = [a, b].map(|line| line.unwrap_or("no more keys"));
-            return Err(Error::Use(format!(
-                "the keys of the processes differ: rank 0 has {a}, and rank {other} has {b}"
-            )));
+    let lines = |rank: usize| {
+        let text = &texts[starts[rank] as usize..][..counts[rank] as usize];
+        str::from_utf8(text).unwrap_or_default().lines().chain(["no more keys"])
+    };
+    for other in 1..counts.len() {
+        if let Some((a, b)) = iter::zip(lines(0), lines(other)).find(|(a, b)| a != b) {
+            let differ = "the keys of the processes differ";
+            return Err(Error::Use(format!("{differ}: rank 0 has {a}, and rank {other} has {b}")));
         }
     }
+    Ok(())
 }
 
 /// The thread that calls MPI.
@@ -326,8 +293,8 @@ struct Lane {
     flying: Vec<Flight>,
 }
 
-// SAFETY: once the lane's thread has started, only that thread uses the handles to communicators and requests; before
-// that, only the thread that creates the lane does.
+// SAFETY: once the lane's thread has started, only that thread uses the handles to communicators and requests (in the
+// fields `communicators`, `errors` and `flying`); before that, only the thread that creates the lane uses them.
 unsafe impl Send for Lane {}
 
 impl Lane {
@@ -340,12 +307,12 @@ impl Lane {
                     first => first.ok(),
                 };
             }
-            // All waiting jobs are started together: a process must not wait for a key not yet reached by another
-            // process.
+            // The lane starts all waiting jobs before it polls any: the lane must not let a job wait for another key's
+            // collective, which another process may not have started yet.
             for message in sorted(first.into_iter().chain(messages.try_iter())) {
                 match message {
-                    Message::Start(job) => self.start(job),
-                    Message::Fail(error) => self.tell(&error),
+                    Ok(job) => self.start(job),
+                    Err(error) => self.tell(&error),
                 }
             }
             self.listen();
@@ -379,13 +346,13 @@ impl Lane {
         let values = job.from.values().expect("the operation has checked the values");
         let (from, count) = (values.as_ptr(), values.len() as Count);
         let to = job.to.values_mut().as_mut_ptr();
-        let (kind, communicator) =
-            (<f32 as mpi::datatype::Equivalence>::equivalent_datatype(), &self.communicators[job.key]);
-        let mut request = MaybeUninit::uninit();
+        let (kind, communicator) = (f32::equivalent_datatype(), &self.communicators[job.key]);
+        let mut request = mem::MaybeUninit::uninit();
         // SAFETY: `from` points to `count` values, and `to` to `count` values for each process, as allocated by
-        // `Exchange::init`. The guards in `job` keep both buffers alive, and keep other operations from using them,
-        // until the collective is complete: `poll` drops the job only then, and a process whose collective does not
-        // complete ends. All processes have the same counts, since `compare_keys` has found the same shapes.
+        // `Exchange::init`, which has also checked that a `Count` can hold their number. The guards in `job` keep both
+        // buffers alive, and keep other operations from using them, until the collective is complete: `poll` drops the
+        // job only then, and a process whose collective does not complete ends. All processes have the same counts,
+        // since `compare_keys` has found the same shapes.
         unsafe {
             ffi::MPI_Iallgather(
                 from.cast(),
@@ -403,40 +370,25 @@ impl Lane {
         self.flying.push(Flight { job, request, started: Instant::now() });
     }
 
-    /// Notifies the operations whose collectives are complete, and returns whether there were any.
+    /// Ends the operations whose collectives are complete, and returns whether there were any.
     fn poll(&mut self) -> bool {
         let before = self.flying.len();
-        let mut index = 0;
-        while index < self.flying.len() {
-            let flight = &mut self.flying[index];
+        self.flying.retain_mut(|flight| {
             let mut is_complete = 0;
             // SAFETY: this is a constant of the library, which is initialized.
             let ignored = unsafe { ffi::RSMPI_STATUS_IGNORE };
             // SAFETY: the request belongs to a collective that was started and was not found complete before, and MPI
             // does not write to an ignored status.
             unsafe { ffi::MPI_Test(&raw mut flight.request, &raw mut is_complete, ignored) };
-            if is_complete == 0 {
-                if flight.started.elapsed() > self.limit {
-                    self.give_up(index);
-                }
-                index += 1;
-                continue;
-            }
-            let Job { from, to, arrival, .. } = self.flying.swap_remove(index).job;
-            drop((from, to));
-            arrival.tell();
+            is_complete == 0
+        });
+        if let Some(late) = self.flying.iter().find(|flight| flight.started.elapsed() > self.limit) {
+            let (rank, name, limit) = (self.rank, &self.names[late.job.key], self.limit);
+            let problem = format!("`{name}` has not arrived from all processes within {limit:?}");
+            report(&format!("rank {rank}: {problem}: a process has died or hangs"));
+            self.errors.abort(3)
         }
         self.flying.len() < before
-    }
-
-    /// Ends this process and all others that MPI can reach.
-    fn give_up(&self, index: usize) -> ! {
-        let name = &self.names[self.flying[index].job.key];
-        report(&format!(
-            "rank {}: `{name}` has not arrived from all processes within {:?}: a process has died or hangs",
-            self.rank, self.limit
-        ));
-        self.errors.abort(3)
     }
 }
 
@@ -449,23 +401,18 @@ mod tests {
         let engine = raddle::Engine::builder().workers(1).build().expect("the engine is built");
         let runtime = Runtime::new(&engine, raddle::Device::Cpu, 0);
         let (messages, received) = channel();
-        messages.send(Message::Fail("a failure".into())).expect("the receiver exists");
+        messages.send(Err("a failure".into())).expect("the receiver exists");
         for priority in [1, 3, 2] {
             let [from, to] = [0.0, 1.0].map(|value| Array::full(&runtime, &[1], value).expect("enough memory"));
             let variables = [&from, &to].map(|array| array.chunk().host().expect("the array is in host memory"));
             let messages = messages.clone();
             let accesses = (variables[0].read(), variables[1].overwrite());
             let send = move |(from, to)| async move {
-                let job = Job { key: 0, priority, from, to, arrival: Arc::default() };
-                messages.send(Message::Start(job)).expect("the receiver exists");
+                messages.send(Ok(Job { key: 0, priority, from, to })).expect("the receiver exists");
             };
             engine.op("send").push_future(accesses, send).expect("the push succeeds");
         }
-        let priority = |message: &Message| match message {
-            Message::Fail(_) => None,
-            Message::Start(job) => Some(job.priority),
-        };
-        let order: Vec<_> = sorted(received.iter().take(4)).iter().map(priority).collect();
-        assert_eq!(order, [None, Some(3), Some(2), Some(1)]);
+        let order = sorted(received.iter().take(4)).into_iter().map(|message| message.map(|job| job.priority));
+        assert_eq!(order.collect::<Vec<_>>(), [Err("a failure".into()), Ok(3), Ok(2), Ok(1)]);
     }
 }

@@ -4,28 +4,19 @@
 //! | here | in the engine |
 //! |---|---|
 //! | [`Executor::bind`] | an [`Operator`](raddle::Operator) for each operation, with its variables and its function |
-//! | [`Executor::forward`], [`Executor::backward`] | one push for each operator; both return immediately |
+//! | [`Executor::forward`], [`Executor::backward`] | one push for each operator, without a wait for the operations |
 //! | values that share a buffer | operations on one variable, which run in the order of their pushes |
 //! | two steps in a row | pushes on the same variables: each operation of the second step waits only for what it depends on |
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    fmt,
-    sync::Arc,
-};
+use std::collections::{BTreeMap, HashMap};
+use std::{fmt, sync::Arc};
 
-use crate::{
-    Shape,
-    array::Array,
-    error::Error,
-    operator::{Operator, Pass},
-    plan::{Use, plan},
-    runtime::Runtime,
-    simple,
-    symbol::{Graph, Symbol},
-    task::{Mode, Prepared, Task},
-    volume,
-};
+use crate::gradient::{self, Applied, Part};
+use crate::operator::{Operator, Pass};
+use crate::plan::{Use, plan};
+use crate::symbol::{Graph, Symbol};
+use crate::task::{Mode, Prepared, Task};
+use crate::{Array, Error, Runtime, Shape, simple, volume};
 
 /// Arrays by argument name.
 pub type Arrays = BTreeMap<String, Array>;
@@ -38,7 +29,7 @@ pub(crate) fn argument<'a>(arguments: &'a Arrays, name: &str) -> Result<&'a Arra
     arguments.get(name).ok_or_else(|| Error::key("argument without an array", name, arguments.keys()))
 }
 
-/// The planned memory of non-argument values.
+/// The planned memory of a graph's values, except the arguments and the gradients given for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
     /// The number of values.
@@ -74,19 +65,32 @@ pub struct Executor {
 #[derive(Debug)]
 struct Value {
     shape: Shape,
-    /// The array, if the value is an argument or an argument's gradient.
+    /// The array, if the value is an argument, a gradient given for an argument, or the first symbol's gradient.
     array: Option<Array>,
 }
 
 /// An operation of the graph.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Step {
     name: String,
     operator: Arc<dyn Operator>,
     pass: Pass,
-    reads: Vec<usize>,
-    writes: Vec<(Option<usize>, Mode)>,
+    values: Use,
     temporary: usize,
+}
+
+impl Step {
+    fn new(
+        name: String,
+        operator: Arc<dyn Operator>,
+        pass: Pass,
+        reads: Vec<usize>,
+        writes: Vec<(Option<usize>, Mode)>,
+        temporary: usize,
+    ) -> Self {
+        let in_place = operator.signature().in_place[pass as usize];
+        Self { name, operator, pass, values: Use { reads, writes, in_place }, temporary }
+    }
 }
 
 /// A graph's operations before memory is assigned.
@@ -111,16 +115,12 @@ impl Program {
                 ids.push(vec![self.value(&shapes_of_node[0], Some(array))]);
                 continue;
             };
-            let ins: Vec<_> = node.ins.iter().map(|entry| shapes[entry.node][entry.output].clone()).collect();
+            let ins: Vec<_> = graph.inputs(shapes, node)?.into_iter().cloned().collect();
             let outs: Vec<_> = shapes_of_node.iter().map(|shape| self.value(shape, None)).collect();
-            self.steps.push(Step {
-                name: node.name.clone(),
-                operator: Arc::clone(operator),
-                pass: Pass::Forward,
-                reads: node.ins.iter().map(|entry| ids[entry.node][entry.output]).collect(),
-                writes: outs.iter().map(|&out| (Some(out), Mode::Write)).collect(),
-                temporary: operator.temporary(&ins),
-            });
+            let reads = graph.inputs(&ids, node)?.into_iter().copied().collect();
+            let writes = outs.iter().map(|&out| (Some(out), Mode::Write)).collect();
+            let (name, temporary) = (node.name.clone(), operator.temporary(&ins));
+            self.steps.push(Step::new(name, Arc::clone(operator), Pass::Forward, reads, writes, temporary));
             ids.push(outs);
         }
         Ok(ids)
@@ -128,61 +128,45 @@ impl Program {
 
     /// Adds the backward pass of all steps so far, from the gradient `start` of the value `last` to the gradients of
     /// the values in `wanted`.
-    fn backward(&mut self, last: usize, start: Array, wanted: &HashMap<usize, (Array, Mode)>) {
-        let mut needed: HashSet<usize> = wanted.keys().copied().collect();
-        for Step { operator, reads, writes, .. } in &self.steps {
-            if reads[..operator.signature().differentiable].iter().any(|value| needed.contains(value)) {
-                needed.extend(writes[0].0);
-            }
-        }
+    fn backward(&mut self, last: usize, start: Array, wanted: &HashMap<usize, (Array, Mode)>) -> Result<(), Error> {
+        let applied = |Step { operator, values, .. }: &Step| Applied {
+            operator: Arc::clone(operator),
+            ins: values.reads.clone(),
+            // `drop_unused` removes outputs only later.
+            out: values.writes[0].0.unwrap_or_default(),
+        };
+        let applied: Vec<_> = self.steps.iter().map(applied).collect();
+        let needed = gradient::needed(&applied, wanted.keys().copied().collect());
         let start = self.value(&Shape::from(start.shape()), Some(start));
-        let mut gradient_of = HashMap::from([(last, start)]);
-        for index in (0..self.steps.len()).rev() {
-            let Step { name, operator, reads: ins, writes: outs, temporary, .. } = self.steps[index].clone();
-            let outs: Vec<usize> = outs.iter().filter_map(|(value, _)| *value).collect();
-            let Some(&gradient) = gradient_of.get(&outs[0]).filter(|_| needed.contains(&outs[0])) else { continue };
-            let (mut writes, mut sums) = (Vec::new(), Vec::new());
-            for (place, value) in ins.iter().enumerate() {
-                if place >= operator.signature().differentiable || !needed.contains(value) {
-                    writes.push((None, Mode::Null));
-                    continue;
-                }
-                let shape = self.values[*value].shape.clone();
-                writes.push(match gradient_of.get(value) {
-                    // If an operation uses the value twice, a separate operation adds the second gradient.
-                    Some(&known) if ins[..place].contains(value) => {
-                        let other = self.value(&shape, None);
-                        sums.push((known, other));
-                        (Some(other), Mode::Write)
-                    }
-                    Some(&known) => (Some(known), Mode::Add),
-                    None => {
-                        let given = wanted.get(value).map(|(array, mode)| (Some(array.clone()), *mode));
-                        let (array, mode) = given.unwrap_or((None, Mode::Write));
-                        let new = self.value(&shape, array);
-                        gradient_of.insert(*value, new);
-                        (Some(new), mode)
-                    }
-                });
-            }
-            let (pass, reads) = (Pass::Backward, operator.signature().backward_reads(gradient, &ins, &outs));
-            let name = format!("{name} backward");
+        let new = |index: usize, place: usize, is_own: bool| {
+            let value = applied[index].ins[place];
+            let given = wanted.get(&value).filter(|_| is_own).cloned();
+            let (array, mode) = given.map_or((None, Mode::Write), |(array, mode)| (Some(array), mode));
+            let shape = self.values[value].shape.clone();
+            Ok((self.value(&shape, array), mode))
+        };
+        let parts = gradient::backward(&applied, &needed, [(last, start)].into(), new)?;
+        for Part { index, gradient, writes, sums } in parts {
+            let Step { name, operator, values, temporary, .. } = &self.steps[index];
+            let outs: Vec<usize> = values.writes.iter().filter_map(|(value, _)| *value).collect();
+            let reads = operator.signature().backward_reads(gradient, &values.reads, &outs);
+            let (name, operator, temporary) = (format!("{name} backward"), Arc::clone(operator), *temporary);
             let sum_name = format!("{name}, sum");
-            self.steps.push(Step { name, operator, pass, reads, writes, temporary });
+            self.steps.push(Step::new(name, operator, Pass::Backward, reads, writes, temporary));
             for (sum, other) in sums {
-                let operator: Arc<dyn Operator> = Arc::new(simple::ADD.operator());
-                let (name, reads, writes) = (sum_name.clone(), vec![sum, other], vec![(Some(sum), Mode::InPlace)]);
-                self.steps.push(Step { name, operator, pass: Pass::Forward, reads, writes, temporary: 0 });
+                let (add, writes) = (Arc::new(simple::ADD.with(0.0)), vec![(Some(sum), Mode::InPlace)]);
+                self.steps.push(Step::new(sum_name.clone(), add, Pass::Forward, vec![sum, other], writes, 0));
             }
         }
+        Ok(())
     }
 
     /// Removes outputs that nothing reads.
     fn drop_unused(&mut self, kept: &[usize]) {
         let mut used: Vec<bool> = self.values.iter().map(|value| value.array.is_some()).collect();
         kept.iter().for_each(|&value| used[value] = true);
-        self.steps.iter().flat_map(|step| &step.reads).for_each(|&value| used[value] = true);
-        for write in self.steps.iter_mut().flat_map(|step| &mut step.writes) {
+        self.steps.iter().flat_map(|step| &step.values.reads).for_each(|&value| used[value] = true);
+        for write in self.steps.iter_mut().flat_map(|step| &mut step.values.writes) {
             if write.0.is_some_and(|value| !used[value]) {
                 *write = (None, Mode::Null);
             }
@@ -193,23 +177,8 @@ impl Program {
     fn allocate(&mut self, runtime: &Arc<Runtime>, kept: &[usize]) -> Result<(Vec<Option<Array>>, MemoryUse), Error> {
         let size = |value: &Value| value.array.is_none().then(|| volume(&value.shape));
         let sizes: Vec<_> = self.values.iter().map(size).collect();
-        let mut uses = Vec::new();
-        for step in &self.steps {
-            let in_place = step.operator.signature().in_place[step.pass as usize];
-            let (mut writes, mut pairs) = (Vec::new(), Vec::new());
-            for (place, &(value, mode)) in step.writes.iter().enumerate() {
-                let Some(value) = value else { continue };
-                let of_place = in_place.iter().filter(|pair| pair.1 == place);
-                pairs.extend(of_place.map(|pair| (pair.0, writes.len())));
-                writes.push((value, mode == Mode::Write));
-            }
-            uses.push(Use { reads: step.reads.clone(), writes, in_place: pairs });
-        }
-        let plan = plan(&sizes, &uses, kept);
-        for &(step, value) in &plan.in_place {
-            let writes = self.steps[step].writes.iter_mut();
-            writes.filter(|(written, _)| *written == Some(value)).for_each(|(_, mode)| *mode = Mode::InPlace);
-        }
+        let plan = plan(&sizes, self.steps.iter().map(|step| &step.values), kept);
+        plan.in_place.iter().for_each(|&(step, _)| self.steps[step].values.writes[0].1 = Mode::InPlace);
         let chunks = plan.buffers.iter().map(|&size| runtime.allocate(size)).collect::<Result<Vec<_>, _>>()?;
         let place = |(value, buffer): (&Value, &Option<usize>)| {
             let planned = buffer.map(|buffer| Array::within(runtime, &chunks[buffer], &value.shape));
@@ -230,10 +199,13 @@ impl Program {
 
 impl Executor {
     /// Binds the graph of some symbols to arrays for all arguments, and to arrays that receive the first symbol's
-    /// gradients with [`Mode::Write`] or [`Mode::Add`]. Without gradients, the executor does not train.
+    /// gradients with [`Mode::Write`] or [`Mode::Add`]. If the first symbol does not depend on an argument, the
+    /// argument's gradient is not written. Without gradients, the operators run as outside training.
     ///
     /// # Errors
-    /// A name is not an argument, or an argument has no array; shapes do not match; an array is on another device.
+    /// A name is not that of an argument, or an argument has no array; two nodes have the same name; a node does not
+    /// have an output that is used; shapes do not match; an array is on another device; memory is exhausted, or the
+    /// device is a CUDA device; the engine refuses a push or the variables.
     pub fn bind(
         symbols: &[&Symbol],
         runtime: &Arc<Runtime>,
@@ -244,22 +216,20 @@ impl Executor {
         graph.check_names(gradients.keys())?;
         let known = arguments.iter().map(|(name, array)| (name.clone(), array.shape().to_vec())).collect();
         let shapes = graph.infer(&known)?;
-        for (name, (array, _)) in gradients {
-            if known.get(name).is_some_and(|shape| shape != array.shape()) {
-                return Err(Error::shape("gradient", name, format!("{:?}", known[name]), array.shape()));
-            }
+        for (name, (gradient, _)) in gradients {
+            Error::check_shape("gradient", name, argument(arguments, name)?.shape(), gradient.shape())?;
         }
         let training = !gradients.is_empty();
         let mut program = Program::default();
         let ids = program.forward(&graph, &shapes, arguments)?;
+        let kept = symbols.iter().map(|symbol| graph.value(&ids, symbol).copied()).collect::<Result<Vec<_>, _>>()?;
         let forward_steps = program.steps.len();
-        if let (true, Some(head)) = (training, graph.heads.first()) {
-            let start = Array::full(runtime, &shapes[head.node][head.output], 1.0)?;
+        if let (true, Some(&head)) = (training, kept.first()) {
+            let start = Array::full(runtime, &program.values[head].shape, 1.0)?;
             let wanted = |(node, name): (usize, &str)| Some((ids[node][0], gradients.get(name)?.clone()));
             let wanted = graph.variables().filter_map(wanted).collect();
-            program.backward(ids[head.node][head.output], start, &wanted);
+            program.backward(head, start, &wanted)?;
         }
-        let kept: Vec<usize> = graph.heads.iter().map(|head| ids[head.node][head.output]).collect();
         program.drop_unused(&kept);
         let (arrays, memory) = program.allocate(runtime, &kept)?;
 
@@ -269,13 +239,13 @@ impl Executor {
         };
         let mut operators = Vec::new();
         for step in program.steps {
-            let ins = step.reads.iter().map(|&value| array(value)).collect::<Result<Vec<_>, _>>()?;
-            let outs = step.writes.iter().map(|&(value, mode)| Ok((value.map(array).transpose()?, mode)));
+            let Step { name, operator, pass, values, temporary } = step;
+            let ins = values.reads.iter().map(|&value| array(value)).collect::<Result<Vec<_>, _>>()?;
+            let outs = values.writes.iter().map(|&(value, mode)| Ok((value.map(array).transpose()?, mode)));
             let outs = outs.collect::<Result<Vec<_>, Error>>()?;
-            let Step { name, operator, temporary, .. } = step;
-            let random = operator.signature().random[step.pass as usize];
+            let random = operator.signature().random[pass as usize];
             let task = Task { outs, temporary, random, training, ..Task::new(name, ins) };
-            operators.push(task.operator(runtime, move |views| operator.run(step.pass, views))?);
+            operators.push(task.operator(runtime, move |views| operator.run(pass, views))?);
         }
         let backward = operators.split_off(forward_steps);
         let outputs = kept.iter().map(|&value| array(value).cloned()).collect::<Result<_, _>>()?;
@@ -285,25 +255,19 @@ impl Executor {
     /// Pushes the forward pass.
     ///
     /// # Errors
-    /// The engine refuses the pushes.
+    /// The engine refuses a push.
     #[track_caller]
     pub fn forward(&self) -> Result<(), Error> {
-        for operator in &self.forward {
-            operator.push()?;
-        }
-        Ok(())
+        self.forward.iter().try_for_each(Prepared::push)
     }
 
     /// Pushes the backward pass.
     ///
     /// # Errors
-    /// The engine refuses the pushes.
+    /// The engine refuses a push.
     #[track_caller]
     pub fn backward(&self) -> Result<(), Error> {
-        for operator in &self.backward {
-            operator.push()?;
-        }
-        Ok(())
+        self.backward.iter().try_for_each(Prepared::push)
     }
 
     /// Returns the arrays holding the symbols' values.

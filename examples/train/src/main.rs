@@ -5,27 +5,19 @@
 //! cargo run --release -p raddle-train -- --help
 //! ```
 //!
-//! Read the table in `lib.rs` first, then `task.rs`, which shows how an operation on arrays becomes one of the engine.
+//! Read the table in `lib.rs` first, then `task.rs`, which shows how an operation on arrays becomes an operation of the
+//! engine.
 
 #![forbid(unsafe_code)]
 
-use std::{
-    collections::HashMap,
-    path::PathBuf,
-    process::ExitCode,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
+use std::{collections::HashMap, path::PathBuf, process::ExitCode, sync::Arc};
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use raddle::{Device, Engine, EngineKind, Recorder, SimulatedGpu, simulated::Clock};
-use raddle_train::{
-    Error,
-    data::Images,
-    report,
-    training::{Options, Trainer},
-};
+use raddle::{EngineKind, Recorder};
+use raddle_train::training::{self, Options, Trainer};
+use raddle_train::{Error, data::Images, report};
 
 /// Trains a net on handwritten digits, and shows what it has learned
 #[derive(Parser)]
@@ -34,7 +26,7 @@ struct Arguments {
     #[command(flatten)]
     options: Options,
 
-    /// Number of worker threads [default: one for each processor]
+    /// Number of worker threads [default: one for each core that the program may use]
     #[arg(long)]
     workers: Option<usize>,
 
@@ -42,9 +34,9 @@ struct Arguments {
     #[arg(long, default_value_t = EngineKind::PerDevice)]
     engine: EngineKind,
 
-    /// Device on which the net is trained
-    #[arg(long, value_enum, default_value_t = Place::Cpu)]
-    device: Place,
+    /// Device on which the net is trained: the processor, or a simulated GPU whose kernels take no time
+    #[arg(long, value_parser = ["cpu", "gpu"], default_value = "cpu")]
+    device: String,
 
     /// Packed file of images
     #[arg(long, value_name = "FILE", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits.bin"))]
@@ -62,21 +54,13 @@ struct Arguments {
     #[arg(long, default_value_t = 97.5)]
     require: f32,
 
-    /// Seconds of training after which the program fails
+    /// Number of seconds: if training takes longer, the program fails at the end
     #[arg(long, value_name = "SECONDS")]
     within: Option<f32>,
 
     /// Skip the comparison with other engines
     #[arg(long)]
     no_compare: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Place {
-    /// The processor
-    Cpu,
-    /// A simulated GPU whose kernels take no time
-    Gpu,
 }
 
 fn main() -> ExitCode {
@@ -90,40 +74,21 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns an engine and the device for the net.
-fn engine(
-    kind: EngineKind,
-    workers: Option<usize>,
-    place: Place,
-    recorder: Option<&Recorder>,
-) -> Result<(Engine, Device), Error> {
-    let mut builder = Engine::builder().kind(kind);
-    if let Some(workers) = workers {
-        builder = builder.workers(workers);
-    }
-    if let Some(recorder) = recorder {
-        builder = builder.recorder(recorder);
-    }
-    if place == Place::Gpu {
-        builder = builder.gpu(SimulatedGpu::builder().clock(Clock::Instantly).build());
-    }
-    Ok((builder.build()?, if place == Place::Gpu { Device::Gpu(0) } else { Device::Cpu }))
-}
-
 fn run(arguments: &Arguments) -> Result<(), Error> {
     let (options, epochs) = (arguments.options, arguments.options.epochs);
     let images = Arc::new(Images::open(&arguments.data)?);
     let recorder = Recorder::with_capacity(16 << 20);
-    let (engine, device) = engine(arguments.engine, arguments.workers, arguments.device, Some(&recorder))?;
+    let on_gpu = arguments.device == "gpu";
+    let (engine, device) = training::engine(arguments.engine, arguments.workers, on_gpu, Some(&recorder))?;
     let mut trainer = Trainer::new(&engine, device, &images, options)?;
     println!("{} steps per epoch, on {device} with the {} engine", trainer.steps(), engine.kind());
     println!("memory of each shard: {}", trainer.memory());
 
     let start = Instant::now();
     let style = ProgressStyle::with_template("epoch {prefix} {bar:30} {pos}/{len}, loss {msg}, {eta} left");
-    let progress = ProgressBar::new((epochs * trainer.steps()) as u64);
+    let progress = ProgressBar::new(epochs.saturating_mul(trainer.steps()) as u64);
     progress.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let (mut first_loss, mut answers, mut trace) = (f32::NAN, trainer.test()?, None);
+    let (mut first_loss, mut answers, mut trace) = (None, trainer.test()?, None);
     for epoch in 0..epochs {
         // The trace contains only the last epoch.
         drop(recorder.take());
@@ -136,29 +101,20 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
             trace = Some(recorder.take());
         }
         answers = trainer.test()?;
-        first_loss = if epoch == 0 { loss } else { first_loss };
-        let accuracy = 100.0 * report::accuracy(&answers);
-        progress.suspend(|| {
-            println!(
-                "epoch {:>2}  loss {loss:.4} {:<30}  test {accuracy:.2} %",
-                epoch + 1,
-                report::bar(loss, first_loss)
-            );
-        });
+        let bar = report::bar(loss, *first_loss.get_or_insert(loss));
+        let (epoch, accuracy) = (epoch + 1, 100.0 * report::accuracy(&answers));
+        progress.suspend(|| println!("epoch {epoch:>2}  loss {loss:.4} {bar:<30}  test {accuracy:.2} %"));
     }
     progress.finish_and_clear();
-    // The comparison of steps changes the parameters.
+    // The bits are read here because the comparison of steps changes the parameters.
     let bits = trainer.bits()?;
     let (seconds, accuracy) = (start.elapsed().as_secs_f32(), 100.0 * report::accuracy(&answers));
     println!("\n{}\n", report::confusion(&answers, images.classes));
     println!("{accuracy:.2} % correct on {} unseen images, after {seconds:.1} s", answers.len());
     let wrong: Vec<_> = answers.iter().filter(|(_, truth, found)| truth != found).copied().collect();
     report::picture(&arguments.picture, &images, &wrong)?;
-    println!(
-        "the {} wrong answers, each with the true and the predicted class: {}",
-        wrong.len(),
-        arguments.picture.display()
-    );
+    let (count, path) = (wrong.len(), arguments.picture.display());
+    println!("the {count} wrong answers, each with the true and the predicted class: {path}");
     if let Some(trace) = trace {
         let overlap = report::write_trace(&trace, &arguments.trace, |name| name.starts_with("update "))?;
         println!("{}", overlap.sentence("updates of the last epoch ran during the backward pass of another layer"));
@@ -183,33 +139,29 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     Ok(())
 }
 
-/// Trains for two epochs on each kind of engine and on the simulated GPU, and for all epochs on the naive engine.
-/// Compares the parameters' bits: of all short trainings, and of the long one with those that this program has trained.
+/// Trains for two epochs on a naive engine, on engines with 1, 2 and 4 workers, and on the simulated GPU, and for all
+/// epochs on a naive engine. Compares the parameters' bits: those of all short trainings with each other, and those of
+/// the long training with `trained`.
 fn compare_engines(images: &Arc<Images>, options: Options, trained: Vec<u32>) -> Result<(), Error> {
     let short = Options { epochs: 2, ..options };
     let places = [
-        ("naive", EngineKind::Naive, 1, Place::Cpu, options),
-        ("naive", EngineKind::Naive, 1, Place::Cpu, short),
-        ("1 worker", EngineKind::PerDevice, 1, Place::Cpu, short),
-        ("2 workers", EngineKind::PerDevice, 2, Place::Cpu, short),
-        ("4 workers", EngineKind::PerDevice, 4, Place::Cpu, short),
-        ("simulated GPU", EngineKind::PerDevice, 2, Place::Gpu, short),
+        ("naive", EngineKind::Naive, 1, false, options),
+        ("naive", EngineKind::Naive, 1, false, short),
+        ("1 worker", EngineKind::PerDevice, 1, false, short),
+        ("2 workers", EngineKind::PerDevice, 2, false, short),
+        ("4 workers", EngineKind::PerDevice, 4, false, short),
+        ("simulated GPU", EngineKind::PerDevice, 2, true, short),
     ];
     let mut expected = HashMap::from([(options.epochs, trained)]);
-    for (name, kind, workers, place, options) in places {
-        let (engine, device) = engine(kind, Some(workers), place, None)?;
+    for (name, kind, workers, on_gpu, options) in places {
+        let (engine, device) = training::engine(kind, Some(workers), on_gpu, None)?;
         let (start, epochs) = (Instant::now(), options.epochs);
-        let mut trainer = Trainer::new(&engine, device, images, options)?;
-        for epoch in 0..epochs {
-            trainer.epoch(epoch, |_, _| {})?;
-        }
-        let bits = trainer.bits()?;
+        let bits = Trainer::new(&engine, device, images, options)?.train()?;
         let time = Duration::from_millis(start.elapsed().as_millis() as u64);
-        let is_same = *expected.entry(epochs).or_insert_with(|| bits.clone()) == bits;
-        println!("{name:>14}: {epochs} epochs in {time:?}, {} bits", if is_same { "the same" } else { "DIFFERENT" });
-        if !is_same {
-            return Err(Error::Use(format!("the parameters depend on the engine: {name}")));
+        if *expected.entry(epochs).or_insert_with(|| bits.clone()) != bits {
+            return Err(Error::Use(format!("{name}: {epochs} epochs in {time:?}, DIFFERENT bits")));
         }
+        println!("{name:>14}: {epochs} epochs in {time:?}, the same bits");
     }
     Ok(())
 }

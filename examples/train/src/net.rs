@@ -2,18 +2,12 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::{
-    Shape, Symbol,
-    array::Array,
-    error::Error,
-    executor::Arrays,
-    operator::{Convolution, Dropout, FullyConnected, Pooling, PoolingKind, SoftmaxCrossEntropy},
-    runtime::Runtime,
-    simple, volume,
-};
+use crate::operator::{Convolution, Dropout, FullyConnected, Pooling, PoolingKind, SoftmaxCrossEntropy};
+use crate::{Array, Arrays, Error, Runtime, Shape, Symbol, simple, volume};
 
-/// Returns the loss of a net with two convolutions and two fully connected layers. Its arguments are `data`, `label`
-/// and the parameters; its second output holds the probabilities. The loss is the mean over `batch` examples.
+/// Returns the loss of a net with two convolutions and two fully connected layers. The graph's arguments are `data`,
+/// `label` and the parameters; the loss operator's second output holds the probabilities. The loss is the sum over the
+/// examples in `data`, divided by `batch`.
 pub fn digits(classes: usize, batch: usize, dropout: f32) -> Symbol {
     let relu = |name: &str, x: &Symbol| Symbol::apply(simple::RELU.with(0.0), name, &[x]);
     let drop = |name: &str, x: &Symbol| Symbol::apply(Dropout { share: dropout }, name, &[x]);
@@ -37,10 +31,11 @@ pub fn parameters(net: &Symbol) -> Vec<String> {
     net.arguments().into_iter().filter(|name| name != "data" && name != "label").collect()
 }
 
-/// Returns arrays for a net's parameters: normally distributed weights (He initialization) and zero biases.
+/// Returns arrays for the parameters of a net whose data have the shape `data`: normally distributed weights (He
+/// initialization) and zero biases.
 ///
 /// # Errors
-/// The shapes do not match; the device is out of memory; the engine refuses a push.
+/// The shapes do not match; the GPU is out of memory, or is a CUDA device; the engine refuses a push.
 pub fn initial(net: &Symbol, runtime: &Arc<Runtime>, data: &[usize]) -> Result<Arrays, Error> {
     let shapes: BTreeMap<String, Shape> = net.infer_shapes(&[("data".into(), data.into())].into())?;
     let array = |name: String| {

@@ -1,17 +1,12 @@
-//! Operators: a layer's computation, and what the engine must know about it.
+//! Operators: a layer's computation, and what the library must know about it.
 //!
-//! An [`Operator`] has no variables. It specifies which shapes are valid, what its gradients depend on, which outputs
-//! may replace an input, and which resources it uses. [`invoke`] and [`invoke_backward`] push an operation on arrays
-//! once. The operations created by an [`Executor`](crate::Executor) are pushed many times.
+//! An [`Operator`] has no variables. It specifies which shapes are valid, what its gradients depend on, whether its
+//! result may replace an input, and which resources it uses. [`invoke`] and [`invoke_backward`] push an operation on
+//! arrays once. The operations created by an [`Executor`](crate::Executor) can be pushed many times.
 
 use std::{fmt, sync::Arc};
 
-use crate::{
-    Shape,
-    array::Array,
-    error::{Error, Misfit},
-    task::{Mode, Task, Views},
-};
+use crate::{Array, Error, Misfit, Mode, Shape, Task, Views};
 
 mod convolution;
 mod dropout;
@@ -41,22 +36,22 @@ pub struct Signature {
     pub name: &'static str,
     /// The names of the inputs.
     pub arguments: &'static [&'static str],
-    /// The number of inputs with gradients, which come first.
+    /// The number of inputs with gradients. These inputs come first.
     pub differentiable: usize,
     /// The inputs of the forward pass, by index, that the backward pass reads.
     pub inputs: &'static [usize],
     /// The outputs of the forward pass, by index, that the backward pass reads.
     pub outputs: &'static [usize],
-    /// For the forward and the backward pass, pairs of values that may share memory: the index of a value read by the
-    /// pass, and of a value written by it.
-    pub in_place: [&'static [(usize, usize)]; 2],
-    /// For the forward and the backward pass, whether it draws random numbers.
+    /// For the forward and the backward pass, whether the first array that the pass writes may replace the first array
+    /// that it reads.
+    pub in_place: [bool; 2],
+    /// For the forward and the backward pass, whether the pass draws random numbers.
     pub random: [bool; 2],
 }
 
 impl Signature {
     /// Returns the signature of an operator that writes nothing in place and draws no numbers. All its inputs have
-    /// gradients, for which the backward pass reads these inputs and outputs.
+    /// gradients. To compute them, the backward pass reads the given inputs and outputs.
     pub fn new(
         name: &'static str,
         arguments: &'static [&'static str],
@@ -64,11 +59,11 @@ impl Signature {
         outputs: &'static [usize],
     ) -> Self {
         let differentiable = arguments.len();
-        Self { name, arguments, differentiable, inputs, outputs, in_place: [&[], &[]], random: [false; 2] }
+        Self { name, arguments, differentiable, inputs, outputs, in_place: [false; 2], random: [false; 2] }
     }
 
-    /// Returns what the backward pass reads: the gradient of the first output, then the inputs and outputs that it
-    /// needs.
+    /// Returns what the backward pass reads: the gradient of the first output, then the inputs and the outputs that the
+    /// signature names.
     pub fn backward_reads<T: Copy>(&self, gradient: T, ins: &[T], outs: &[T]) -> Vec<T> {
         let (inputs, outputs) = (self.inputs.iter().map(|&i| ins[i]), self.outputs.iter().map(|&i| outs[i]));
         [gradient].into_iter().chain(inputs).chain(outputs).collect()
@@ -78,14 +73,19 @@ impl Signature {
 /// A differentiable function of arrays.
 ///
 /// The first output is the result. Further outputs are kept for the backward pass.
+///
+/// # Panics
+/// The functions that apply an operator check the arrays, but rely on the operator: they panic if an index in its
+/// signature does not exist. In turn, the operators of this library rely on their callers: their methods may panic if
+/// the number of inputs or outputs is not the operator's, or if the shapes of these arrays do not match.
 pub trait Operator: fmt::Debug + Send + Sync + 'static {
-    /// Returns what does not depend on the inputs.
+    /// Returns the properties of the operator that do not depend on its inputs.
     fn signature(&self) -> Signature;
 
     /// Fills in input shapes that follow from those of other inputs, and returns the output shapes.
     ///
     /// # Errors
-    /// The shapes do not match.
+    /// The shapes do not match, or a shape that must be known is unknown.
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit>;
 
     /// Returns the size of the temporary space, in values, that each pass needs for inputs of these shapes.
@@ -110,13 +110,17 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// Fills in input shapes, and returns the output shapes of an operator that errors call `name`.
+/// Fills in the input shapes of an operator, and returns its output shapes. Errors refer to the operator as `name`.
 pub(crate) fn infer(operator: &dyn Operator, name: &str, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Error> {
     let count = operator.signature().arguments.len();
     if inputs.len() != count {
         return Err(Error::Use(format!("`{name}` takes {count} inputs, not {}", inputs.len())));
     }
-    operator.infer(inputs).map_err(|misfit| misfit.of(name))
+    let outputs = operator.infer(inputs).map_err(|misfit| misfit.of(name))?;
+    if inputs.is_empty() || outputs.is_empty() {
+        return Err(Error::Use(format!("`{name}` has no inputs or no outputs")));
+    }
+    Ok(outputs)
 }
 
 /// Returns the output shapes of an operator applied to arrays.
@@ -125,8 +129,8 @@ fn infer_outputs(operator: &dyn Operator, ins: &[&Array]) -> Result<Vec<Shape>, 
     infer(operator, operator.signature().name, &mut shapes)
 }
 
-/// Pushes a pass of an operator applied to `ins`, which writes arrays of the shapes `written`. The task is without the
-/// temporary space and the random numbers.
+/// Pushes a pass of an operator applied to `ins`. The pass writes arrays of the shapes `written`. `task` lacks the
+/// temporary space and the generator, which this function adds.
 #[track_caller]
 fn push(
     operator: &Arc<dyn Operator>,
@@ -141,11 +145,9 @@ fn push(
     }
     for (place, (shape, &(array, mode))) in written.iter().zip(&task.outs).enumerate() {
         let Some(array) = array else { continue };
-        if array.shape() != shape {
-            return Err(Error::shape(&name, &format!("output {place}"), format!("{shape:?}"), array.shape()));
-        }
-        let may_replace = |&(read, out): &(usize, usize)| out == place && array.is_same(task.ins[read]);
-        if mode == Mode::InPlace && !signature.in_place[pass as usize].iter().any(may_replace) {
+        Error::check_shape(&name, &format!("output {place}"), shape, array.shape())?;
+        let may_replace = signature.in_place[pass as usize] && place == 0 && array.is_same(task.ins[0]);
+        if mode == Mode::InPlace && !may_replace {
             return Err(Error::Use(format!("`{name}` cannot write output {place} in place of an input")));
         }
     }
@@ -155,10 +157,11 @@ fn push(
     Task { temporary, random, ..task }.push(ins[0].runtime(), move |views| run.run(pass, views))
 }
 
-/// Applies an operator to arrays and returns new arrays immediately.
+/// Applies an operator to arrays. Returns new arrays for its outputs without waiting for their values.
 ///
 /// # Errors
-/// The shapes do not match; the engine refuses the push.
+/// The number of inputs is wrong, or their shapes or devices do not match; the GPU is out of memory, or is a CUDA
+/// device; the engine refuses the push.
 #[track_caller]
 pub fn invoke(operator: &Arc<dyn Operator>, ins: &[&Array], training: bool) -> Result<Vec<Array>, Error> {
     let shapes = infer_outputs(&**operator, ins)?;
@@ -168,12 +171,13 @@ pub fn invoke(operator: &Arc<dyn Operator>, ins: &[&Array], training: bool) -> R
     Ok(outs)
 }
 
-/// Applies an operator to arrays and writes the results to existing arrays. With [`Mode::InPlace`], an output must be
-/// an input that the operator [may overwrite](Signature::in_place) with it.
+/// Applies an operator to arrays and writes the results to existing arrays. Only the first output can have
+/// [`Mode::InPlace`]. This output must then be the first input, and the operator's [signature](Signature::in_place)
+/// must permit the replacement.
 ///
 /// # Errors
-/// Returns an error if the shapes do not match, if an output with [`Mode::InPlace`] is not one of the inputs that it
-/// may replace, or if the engine refuses the push.
+/// The number of inputs or outputs is wrong, or their shapes or devices do not match; an output with [`Mode::InPlace`]
+/// may not replace an input; memory is exhausted, or the device is a CUDA device; the engine refuses the push.
 #[track_caller]
 pub fn invoke_into(
     operator: &Arc<dyn Operator>,
@@ -190,8 +194,8 @@ pub fn invoke_into(
 /// the inputs.
 ///
 /// # Errors
-/// The shapes do not match; a gradient with [`Mode::InPlace`] is not an array that it may replace; the engine refuses
-/// the push.
+/// The number of arrays is wrong, or their shapes or devices do not match; a gradient with [`Mode::InPlace`] is not an
+/// array that it may replace; memory is exhausted, or the device is a CUDA device; the engine refuses the push.
 #[track_caller]
 pub fn invoke_backward(
     operator: &Arc<dyn Operator>,
@@ -206,11 +210,9 @@ pub fn invoke_backward(
     if outs.len() != expected.len() {
         return Err(Error::Use(format!("`{name}` reads {} outputs, not {}", expected.len(), outs.len())));
     }
-    let read = [("gradient", gradient, &expected[0])].into_iter();
-    for (argument, array, shape) in read.chain(outs.iter().zip(&expected).map(|(out, shape)| ("output", *out, shape))) {
-        if array.shape() != shape {
-            return Err(Error::shape(&name, argument, format!("{shape:?}"), array.shape()));
-        }
+    Error::check_shape(&name, "gradient", &expected[0], gradient.shape())?;
+    for (out, shape) in outs.iter().zip(&expected) {
+        Error::check_shape(&name, "output", shape, out.shape())?;
     }
     let written: Vec<_> = ins.iter().map(|array| array.shape().to_vec()).collect();
     let task = Task::new(name, signature.backward_reads(gradient, ins, outs));

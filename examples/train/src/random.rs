@@ -18,7 +18,8 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Returns a new generator for one operation, whose GPU kernel may run after the next operation has begun.
+    /// Returns a new generator for one operation. The operation's GPU kernel may run after the next operation has drawn
+    /// from `self`, so the kernel needs its own generator.
     pub fn fork(&mut self) -> Self {
         Self(self.next())
     }
@@ -28,9 +29,9 @@ impl Random {
         (self.next() >> 40) as f32 / (1 << 24) as f32
     }
 
-    /// Returns a number below `bound`.
+    /// Returns a number below `bound`, or 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
-        (((self.next() >> 32) * bound as u64) >> 32) as usize
+        ((u128::from(self.next() >> 32) * bound as u128) >> 32) as usize
     }
 
     /// Returns a normally distributed number, by the Box–Muller transform.

@@ -33,16 +33,25 @@ pub fn confusion(answers: &[(usize, usize, usize)], classes: usize) -> String {
     table
 }
 
+/// Creates a file, and the folder for it.
+fn create(path: &Path) -> Result<BufWriter<File>, Error> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    Ok(BufWriter::new(File::create(path)?))
+}
+
 /// The digits from 0 to 9, each with five rows of three pixels.
 const GLYPHS: [u16; 10] = [31599, 11415, 29671, 29647, 23497, 31183, 31215, 29257, 31727, 31695];
 
 /// Writes a picture of the misclassified images, each above its true and predicted class.
 ///
 /// # Errors
-/// The file cannot be written.
+/// The file cannot be written; a number is not that of an image.
 pub fn picture(path: &Path, images: &Images, wrong: &[(usize, usize, usize)]) -> Result<(), Error> {
     const SCALE: usize = 8;
     const COLUMNS: usize = 8;
+    images.check(wrong.iter().map(|answer| answer.0))?;
     let [rows, columns] = images.size;
     let (tile_width, tile_height) = (columns * SCALE + 8, rows * SCALE + 24);
     let across = wrong.len().clamp(1, COLUMNS);
@@ -69,10 +78,7 @@ pub fn picture(path: &Path, images: &Images, wrong: &[(usize, usize, usize)]) ->
             }
         }
     }
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    let mut encoder = png::Encoder::new(BufWriter::new(File::create(path)?), width as u32, height as u32);
+    let mut encoder = png::Encoder::new(create(path)?, width as u32, height as u32);
     encoder.set_color(png::ColorType::Rgb);
     let written = encoder.write_header().and_then(|mut writer| writer.write_image_data(&pixels));
     written.map_err(|error| Error::Data(format!("{}: {error}", path.display())))
@@ -83,7 +89,7 @@ pub fn picture(path: &Path, images: &Images, wrong: &[(usize, usize, usize)]) ->
 pub struct Overlap {
     /// The number of operations examined.
     pub count: usize,
-    /// How many of them ran or were in flight during a layer's backward pass.
+    /// How many of these operations ran or were in flight while an operation of a backward pass ran.
     pub overlapping: usize,
     /// The names of one pair of overlapping operations.
     pub example: Option<(String, String)>,
@@ -97,28 +103,23 @@ impl Overlap {
     }
 }
 
-/// Writes a trace for ui.perfetto.dev, and returns the [`overlap`] of the operations selected.
+/// Writes a trace for ui.perfetto.dev, and returns the [`overlap`] of the operations that `is_counted` selects.
 ///
 /// # Errors
 /// The file cannot be written.
 pub fn write_trace(trace: &Trace, path: &Path, is_counted: impl Fn(&str) -> bool) -> Result<Overlap, Error> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    trace.write_perfetto(&mut BufWriter::new(File::create(path)?))?;
+    trace.write_perfetto(&mut create(path)?)?;
     Ok(overlap(trace, is_counted))
 }
 
-/// Counts the operations whose names `is_counted` selects, and how many of them ran while an operation of a backward
-/// pass ran elsewhere. A future's time includes its waits.
+/// Counts the operations whose names `is_counted` selects, and how many of them ran or were in flight while an
+/// operation of a backward pass ran. A future counts as in flight during its waits, in which it occupies no thread. Two
+/// functions that run at the same time run on different threads.
 pub fn overlap(trace: &Trace, is_counted: impl Fn(&str) -> bool) -> Overlap {
     let backward: Vec<_> = trace.ops().iter().filter(|op| op.label().ends_with(" backward")).collect();
     let meet = |op: &TracedOp, other: &TracedOp| {
         let (Some(from), Some(to)) = (op.started, op.ended) else { return false };
-        let places: Vec<_> = op.runs.iter().map(|run| run.place).collect();
-        // A future runs only during its polls. Between them, it occupies no place, so any place counts as elsewhere.
-        let is_future = op.runs.len() > 1;
-        other.runs.iter().any(|run| run.from < to && from < run.to && (is_future || !places.contains(&run.place)))
+        other.runs.iter().any(|run| run.from < to && from < run.to)
     };
     let mut overlap = Overlap::default();
     for op in trace.ops().iter().filter(|op| is_counted(&op.label())) {

@@ -3,35 +3,43 @@
 //! | here | in the engine |
 //! |---|---|
 //! | [`Chunk`] | one variable, whose value is the memory |
-//! | freeing | once the last handle has been dropped and every operation on the variable is complete, the value is dropped, which returns the memory |
-//! | GPU memory | a variable with a [`DeviceVec`]; the engine's driver has the pool, and a deletion updates the statistics |
+//! | freeing | once the last handle has been dropped and every operation on the variable is complete, the value is dropped, which returns the memory to the pool |
+//! | GPU memory | a variable with a [`DeviceVec`]; the pool belongs to the engine's driver, and the deletion of the variable updates the statistics |
 //!
-//! Nothing waits: a program may drop an array right after pushing an operation on it.
+//! The drop of an array does not wait: a program may drop an array right after pushing an operation on it.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{collections::BTreeMap, fmt};
 
-use raddle::{Device, DeviceVec, Engine, Token, Var};
+use raddle::{Device, DeviceVec, Engine, OpContext, Token, Var};
 
-use crate::error::Error;
+use crate::Error;
+
+/// The largest number of values in a piece of memory: the number of bytes, rounded up to a power of two, must fit in an
+/// `isize`.
+const MOST: usize = isize::MAX as usize / 16;
 
 /// Statistics of a pool, in bytes and in numbers of pieces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Bytes in use.
     pub live: usize,
-    /// The maximum number of bytes in use at any time.
+    /// The maximum number of bytes that were in use at the same time.
     pub peak: usize,
     /// Bytes kept for reuse.
     pub kept: usize,
-    /// The number of pieces of host memory allocated. A GPU's driver has its own pool and counts: there, this and the
-    /// two numbers beside it are 0.
+    /// The number of pieces of host memory allocated. For a GPU, whose driver has its own pool and counts, this number,
+    /// `kept` and `reused` are 0.
     pub allocated: u64,
     /// The number of times that a kept piece of host memory was used again.
     pub reused: u64,
+}
+
+impl Statistics {
+    fn count_use(&mut self, bytes: usize) {
+        self.live += bytes;
+        self.peak = self.peak.max(self.live);
+    }
 }
 
 impl fmt::Display for Statistics {
@@ -55,29 +63,24 @@ pub struct Pool(Mutex<State>);
 impl Pool {
     /// Returns the statistics of the pool.
     pub fn statistics(&self) -> Statistics {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).statistics
+        self.update(|state| state.statistics)
     }
 
     fn update<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn count_use(&self, bytes: usize) {
-        self.update(|State { statistics, .. }| {
-            statistics.live += bytes;
-            statistics.peak = statistics.peak.max(statistics.live);
-        });
-    }
-
     /// Takes a piece of at least `len` values. Its contents are unspecified.
     fn take(&self, len: usize) -> Box<[f32]> {
         let size = len.next_power_of_two().max(64);
-        self.count_use(4 * size);
         let kept = self.update(|State { statistics, free }| {
+            statistics.count_use(4 * size);
             let kept = free.get_mut(&size).and_then(Vec::pop);
-            match kept {
-                Some(_) => (statistics.reused, statistics.kept) = (statistics.reused + 1, statistics.kept - 4 * size),
-                None => statistics.allocated += 1,
+            if kept.is_some() {
+                statistics.reused += 1;
+                statistics.kept -= 4 * size;
+            } else {
+                statistics.allocated += 1;
             }
             kept
         });
@@ -86,7 +89,7 @@ impl Pool {
 
     fn give_back(&self, mut piece: Box<[f32]>) {
         if cfg!(debug_assertions) {
-            // Makes reads of unwritten values visible in tests.
+            // Makes reads of values that no operation has written visible in tests.
             piece.fill(f32::NAN);
         }
         self.update(|State { statistics, free }| {
@@ -98,7 +101,8 @@ impl Pool {
 }
 
 /// Host memory, as the value of a variable. The first operation that mutates the block takes the memory from the pool,
-/// so a program far ahead of its operations does not exhaust memory.
+/// so a program can push operations far ahead of their execution without exhausting memory.
+#[derive(Debug)]
 pub struct Block {
     piece: Option<Box<[f32]>>,
     len: usize,
@@ -129,12 +133,6 @@ impl Drop for Block {
     }
 }
 
-impl fmt::Debug for Block {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Block").field("len", &self.len).finish_non_exhaustive()
-    }
-}
-
 /// The variable holding a piece of memory.
 #[derive(Debug)]
 pub enum Memory {
@@ -157,13 +155,16 @@ impl Chunk {
     /// Allocates memory for `len` values.
     ///
     /// # Errors
-    /// The GPU is out of memory.
+    /// There are too many values for any memory; the GPU is out of memory.
     pub fn new(engine: &Engine, device: Device, pool: &Arc<Pool>, len: usize) -> Result<Self, Error> {
+        if len > MOST {
+            return Err(Error::Use(format!("an array cannot have more than {MOST} values")));
+        }
         let memory = match device {
             Device::Cpu => Memory::Host(engine.var(Block { piece: None, len, pool: Arc::clone(pool) })),
             gpu => {
                 let values = engine.device_var(gpu, len)?;
-                pool.count_use(4 * len);
+                pool.update(|state| state.statistics.count_use(4 * len));
                 Memory::Gpu(values)
             }
         };
@@ -181,10 +182,10 @@ impl Chunk {
     /// # Errors
     /// It holds GPU memory.
     pub fn host(&self) -> Result<&Var<Block>, Error> {
-        match &self.memory {
-            Memory::Host(block) => Ok(block),
-            Memory::Gpu(_) => Err(Error::Use("an array is in GPU memory instead of host memory".into())),
-        }
+        let Memory::Host(block) = &self.memory else {
+            return Err(Error::Use("an array is in GPU memory instead of host memory".into()));
+        };
+        Ok(block)
     }
 
     /// Returns the variable, which must hold GPU memory.
@@ -192,10 +193,10 @@ impl Chunk {
     /// # Errors
     /// It holds host memory.
     pub fn gpu(&self) -> Result<&Var<DeviceVec<f32>>, Error> {
-        match &self.memory {
-            Memory::Gpu(values) => Ok(values),
-            Memory::Host(_) => Err(Error::Use("an array is in host memory instead of GPU memory".into())),
-        }
+        let Memory::Gpu(values) = &self.memory else {
+            return Err(Error::Use("an array is in host memory instead of GPU memory".into()));
+        };
+        Ok(values)
     }
 
     /// Returns the number of values.
@@ -214,14 +215,14 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        // Dropping a `Block` returns host memory. A `DeviceVec` returns to the pool of the engine's driver, so the
-        // deletion updates the statistics. The deletion runs after all operations on the variable, and nothing waits
-        // for it.
+        // The drop of a `Block` returns host memory and updates the statistics. A `DeviceVec` returns to the pool of
+        // the engine's driver, which does not know these statistics, so the deletion of its variable updates them. The
+        // deletion runs after all operations on the variable, and nothing waits for it.
         if let Memory::Gpu(values) = &self.memory {
             let (pool, bytes) = (Arc::clone(&self.pool), 4 * self.len);
-            let counted = move || pool.update(|State { statistics, .. }| statistics.live -= bytes);
+            let count = move |_: &OpContext<'_>| pool.update(|state| state.statistics.live -= bytes);
             // An error means that the variable is already deleted, or that this is a forked child.
-            let _ = self.engine.delete_variable(values, move |_| counted());
+            let _ = self.engine.delete_variable(values, count);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Symbols: graphs of operators without values.
+//! Symbols: graphs of operators, without values.
 //!
 //! ```
 //! use raddle_train::{Symbol, operator::FullyConnected, simple};
@@ -14,23 +14,18 @@
 //! # }
 //! ```
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
-use crate::{
-    Shape,
-    error::{Error, Misfit},
-    operator::{self, Operator},
-};
+use crate::{Error, Misfit, Operator, Shape, operator::infer};
 
+/// A node of a graph.
 #[derive(Debug)]
-struct Node {
-    name: String,
+pub(crate) struct Node {
+    pub(crate) name: String,
     /// `None` for a variable of the graph, a placeholder for an array.
-    operator: Option<Arc<dyn Operator>>,
-    ins: Vec<Symbol>,
+    pub(crate) operator: Option<Arc<dyn Operator>>,
+    pub(crate) ins: Vec<Symbol>,
 }
 
 /// An output of a node, with the graph on which it depends.
@@ -54,7 +49,8 @@ impl Symbol {
         Self { node: Arc::new(Node { name: name.into(), operator: Some(Arc::new(operator)), ins }), output: 0 }
     }
 
-    /// Returns another output of the same operator.
+    /// Returns another output of the same operator. If the operator does not have this output, the uses of the symbol
+    /// return an error: the inference of shapes, the binding of the graph, and its application on a tape.
     pub fn output(&self, output: usize) -> Self {
         Self { output, ..self.clone() }
     }
@@ -67,54 +63,58 @@ impl Symbol {
     /// Infers the shapes of all variables from the shapes of some.
     ///
     /// # Errors
-    /// A name is not a variable, or is that of two nodes; an operator has too many inputs; shapes do not match; the shapes of some variables cannot be inferred.
+    /// A name in `known` is not that of a variable; two nodes have the same name; an operator has too many inputs; a
+    /// node does not have an output that is used; shapes do not match; the shapes of some variables cannot be inferred.
     pub fn infer_shapes(&self, known: &BTreeMap<String, Shape>) -> Result<BTreeMap<String, Shape>, Error> {
         let graph = Graph::of(&[self]);
         let shapes = graph.infer(known)?;
+        graph.value(&shapes, self)?;
         Ok(graph.variables().map(|(node, name)| (name.into(), shapes[node][0].clone())).collect())
     }
-}
-
-/// An output of a node of a [`Graph`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Entry {
-    pub(crate) node: usize,
-    pub(crate) output: usize,
-}
-
-#[derive(Debug)]
-pub(crate) struct GraphNode {
-    pub(crate) name: String,
-    pub(crate) operator: Option<Arc<dyn Operator>>,
-    pub(crate) ins: Vec<Entry>,
 }
 
 /// The nodes on which some symbols depend, each after its inputs.
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
-    pub(crate) nodes: Vec<GraphNode>,
-    pub(crate) heads: Vec<Entry>,
+    pub(crate) nodes: Vec<Arc<Node>>,
+    indices: HashMap<*const Node, usize>,
 }
 
 impl Graph {
     pub(crate) fn of(symbols: &[&Symbol]) -> Self {
-        fn visit(symbol: &Symbol, nodes: &mut Vec<GraphNode>, seen: &mut HashMap<*const Node, usize>) -> Entry {
-            let key = Arc::as_ptr(&symbol.node);
-            if let Some(&node) = seen.get(&key) {
-                return Entry { node, output: symbol.output };
-            }
-            let Node { name, operator, ins } = &*symbol.node;
-            let ins = ins.iter().map(|input| visit(input, nodes, seen)).collect();
-            nodes.push(GraphNode { name: name.clone(), operator: operator.clone(), ins });
-            seen.insert(key, nodes.len() - 1);
-            Entry { node: nodes.len() - 1, output: symbol.output }
-        }
-        let (mut nodes, mut seen) = (Vec::new(), HashMap::new());
-        let heads = symbols.iter().map(|symbol| visit(symbol, &mut nodes, &mut seen)).collect();
-        Self { nodes, heads }
+        let mut graph = Self::default();
+        symbols.iter().for_each(|symbol| graph.visit(symbol));
+        graph
     }
 
-    /// Returns the variables with their names.
+    fn visit(&mut self, symbol: &Symbol) {
+        if !self.indices.contains_key(&Arc::as_ptr(&symbol.node)) {
+            symbol.node.ins.iter().for_each(|input| self.visit(input));
+            self.indices.insert(Arc::as_ptr(&symbol.node), self.nodes.len());
+            self.nodes.push(Arc::clone(&symbol.node));
+        }
+    }
+
+    /// Returns the indices of a symbol's node and output.
+    fn place(&self, symbol: &Symbol) -> (usize, usize) {
+        (self.indices[&Arc::as_ptr(&symbol.node)], symbol.output)
+    }
+
+    /// Returns the value of a symbol. For each node up to the symbol's, `values` holds the values of the node's
+    /// outputs.
+    pub(crate) fn value<'v, T>(&self, values: &'v [Vec<T>], symbol: &Symbol) -> Result<&'v T, Error> {
+        let (node, output) = self.place(symbol);
+        let (name, count) = (&symbol.node.name, values[node].len());
+        let problem = || format!("`{name}` has {count} outputs, numbered from 0, but output {output} is used");
+        values[node].get(output).ok_or_else(|| Error::Use(problem()))
+    }
+
+    /// Returns the values of a node's inputs, like [`value`](Self::value).
+    pub(crate) fn inputs<'v, T>(&self, values: &'v [Vec<T>], node: &Node) -> Result<Vec<&'v T>, Error> {
+        node.ins.iter().map(|input| self.value(values, input)).collect()
+    }
+
+    /// Returns the variables: their indices among the nodes, and their names.
     pub(crate) fn variables(&self) -> impl Iterator<Item = (usize, &str)> {
         let variables = self.nodes.iter().enumerate().filter(|(_, node)| node.operator.is_none());
         variables.map(|(index, node)| (index, node.name.as_str()))
@@ -141,16 +141,17 @@ impl Graph {
                 shapes.push(vec![known.get(&node.name).cloned()]);
                 continue;
             };
-            let mut ins: Vec<_> = node.ins.iter().map(|entry| shapes[entry.node][entry.output].clone()).collect();
+            let mut ins: Vec<_> = self.inputs(&shapes, node)?.into_iter().cloned().collect();
             let name = format!("{} ({})", node.name, operator.signature().name);
-            let outs = operator::infer(&**operator, &name, &mut ins)?;
-            // The operator may have inferred the shapes of variables.
-            for (entry, shape) in node.ins.iter().zip(ins) {
-                shapes[entry.node][entry.output] = shape;
+            let outs = infer(&**operator, &name, &mut ins)?;
+            // The operator may have inferred the shapes of inputs that are variables.
+            for (input, shape) in node.ins.iter().zip(ins) {
+                let (node, output) = self.place(input);
+                shapes[node][output] = shape;
             }
             shapes.push(outs.into_iter().map(Some).collect());
         }
-        let complete = |(node, shapes): (&GraphNode, Vec<Option<Shape>>)| {
+        let complete = |(node, shapes): (&Arc<Node>, Vec<Option<Shape>>)| {
             let unknown = || Misfit::unknown(&node.name).of("graph");
             shapes.into_iter().map(|shape| shape.ok_or_else(unknown)).collect()
         };

@@ -1,22 +1,15 @@
 //! Gradients without a graph: a tape records the operators applied and their arrays, and is read backwards.
 //!
 //! Each application is one push and allocates memory for its results. An [`Executor`](crate::Executor) does the same
-//! work in planned memory, with operators created once.
+//! work in planned memory, with operators of the engine that are created once.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
-use crate::{
-    array::Array,
-    error::Error,
-    executor::{Arrays, argument},
-    operator::{Operator, invoke, invoke_backward},
-    storage::Chunk,
-    symbol::{Graph, Symbol},
-    task::Mode,
-};
+use crate::executor::{Arrays, argument};
+use crate::gradient::{self, Applied, Part};
+use crate::operator::{Operator, invoke, invoke_backward};
+use crate::symbol::{Graph, Symbol};
+use crate::{Array, Error, Mode, storage::Chunk};
 
 #[derive(Debug)]
 struct Record {
@@ -30,8 +23,10 @@ struct Record {
 #[derive(Debug, Default)]
 pub struct Tape(Vec<Record>);
 
-/// Returns a key that identifies an array.
-fn key(array: &Array) -> (*const Chunk, usize, usize) {
+/// What identifies an array, whatever its shape: its chunk, and the start and the end of its range.
+type Key = (*const Chunk, usize, usize);
+
+fn key(array: &Array) -> Key {
     (Arc::as_ptr(array.chunk()), array.range().start, array.range().end)
 }
 
@@ -41,10 +36,10 @@ impl Tape {
         Self::default()
     }
 
-    /// Applies an operator and returns its outputs immediately.
+    /// Applies an operator in training and records it. Returns its outputs without waiting for their values.
     ///
     /// # Errors
-    /// The shapes do not match; the engine refuses the push.
+    /// The errors of [`invoke`].
     #[track_caller]
     pub fn apply(&mut self, name: &str, operator: &Arc<dyn Operator>, ins: &[&Array]) -> Result<&[Array], Error> {
         let outs = invoke(operator, ins, true)?;
@@ -53,10 +48,10 @@ impl Tape {
         Ok(self.0.last().map_or(&[], |record| &record.outs))
     }
 
-    /// Applies a graph's operators to arrays, one after the other.
+    /// Applies a graph's operators to arrays, one after the other. Returns the array of the symbol's value.
     ///
     /// # Errors
-    /// An argument has no array; the shapes do not match; the engine refuses a push.
+    /// An argument has no array; a node does not have an output that is used; the errors of [`invoke`].
     #[track_caller]
     pub fn apply_all(&mut self, symbol: &Symbol, arguments: &Arrays) -> Result<Array, Error> {
         let graph = Graph::of(&[symbol]);
@@ -66,81 +61,69 @@ impl Tape {
                 outs.push(vec![argument(arguments, &node.name)?.clone()]);
                 continue;
             };
-            let ins: Vec<&Array> = node.ins.iter().map(|entry| &outs[entry.node][entry.output]).collect();
-            let new = self.apply(&node.name, operator, &ins)?.to_vec();
+            let new = self.apply(&node.name, operator, &graph.inputs(&outs, node)?)?.to_vec();
             outs.push(new);
         }
-        Ok(outs[graph.heads[0].node][graph.heads[0].output].clone())
+        graph.value(&outs, symbol).cloned()
     }
 
-    /// Writes the gradients of the last result with respect to some arrays, given as pairs of an array and its
-    /// gradient.
+    /// Pushes the operations that compute the gradients of the last result with respect to some arrays. `gradients`
+    /// holds pairs of an array and the array that receives its gradient. If the last result does not depend on an
+    /// array, the array's gradient is not written.
     ///
     /// # Errors
-    /// A gradient has another shape than its array; an operator's input is a part of an array with a gradient, or
-    /// contains one; the engine refuses a push.
+    /// A gradient has another shape than its array; an operator's input overlaps an array with a gradient, but is not
+    /// the same range; the errors of [`invoke_backward`].
     #[track_caller]
     pub fn backward(&self, gradients: &[(&Array, &Array)]) -> Result<(), Error> {
         let Some(last) = self.0.last() else { return Ok(()) };
-        if let Some((array, gradient)) = gradients.iter().find(|(array, gradient)| array.shape() != gradient.shape()) {
-            return Err(Error::shape("backward", "gradient", format!("{:?}", array.shape()), gradient.shape()));
+        for (array, gradient) in gradients {
+            Error::check_shape("backward", "gradient", array.shape(), gradient.shape())?;
         }
-        let targets: BTreeMap<_, _> = gradients.iter().map(|(array, gradient)| (key(array), *gradient)).collect();
-        let mut needed: HashSet<_> = targets.keys().copied().collect();
-        for record in &self.0 {
-            let ins: Vec<_> = record.ins[..record.operator.signature().differentiable].iter().map(key).collect();
-            let overlaps = |&(chunk, from, to): &(_, usize, usize)| {
-                ins.iter()
-                    .any(|&(of, start, end)| of == chunk && from < end && start < to && (from, to) != (start, end))
-            };
-            if needed.iter().any(overlaps) {
+        let targets: HashMap<Key, &Array> = gradients.iter().map(|(array, gradient)| (key(array), *gradient)).collect();
+        let applied = |Record { operator, ins, outs, .. }: &Record| Applied {
+            operator: Arc::clone(operator),
+            ins: ins.iter().map(key).collect(),
+            out: key(&outs[0]),
+        };
+        let applied: Vec<_> = self.0.iter().map(applied).collect();
+        let needed = gradient::needed(&applied, targets.keys().copied().collect());
+        let overlap = |(a, b): (&Key, &Key)| a.0 == b.0 && a.1 < b.2 && b.1 < a.2 && a != b;
+        for (record, one) in self.0.iter().zip(&applied) {
+            if one.differentiable().iter().any(|input| needed.iter().any(|value| overlap((input, value)))) {
                 let name = &record.name;
                 return Err(Error::Use(format!(
                     "`{name}`: an input is not an array with a gradient, but overlaps one"
                 )));
             }
-            if ins.iter().any(|array| needed.contains(array)) {
-                needed.insert(key(&record.outs[0]));
-            }
         }
         let start = Array::full(last.outs[0].runtime(), last.outs[0].shape(), 1.0)?;
-        let mut known: HashMap<_, Array> = [(key(&last.outs[0]), start)].into();
-        for record in self.0.iter().rev() {
-            let Some(gradient) = known.remove(&key(&record.outs[0])) else { continue };
-            let (mut places, mut sums) = (Vec::new(), Vec::<(Array, Array)>::new());
-            for (place, array) in record.ins.iter().enumerate() {
-                let key = key(array);
-                if place >= record.operator.signature().differentiable || !needed.contains(&key) {
-                    places.push((None, Mode::Null));
-                    continue;
-                }
-                let twice = record.ins[..place].iter().any(|other| self::key(other) == key);
-                let new = || Array::new(array.runtime(), array.shape());
-                match known.get(&key) {
-                    Some(sum) if twice => {
-                        let other = new()?;
-                        sums.push((sum.reshape(array.shape())?, other.clone()));
-                        places.push((Some(other), Mode::Write));
-                    }
-                    Some(sum) => places.push((Some(sum.reshape(array.shape())?), Mode::Add)),
-                    None => {
-                        let gradient = targets.get(&key).map_or_else(new, |target| Ok((*target).clone()))?;
-                        known.insert(key, gradient.clone());
-                        places.push((Some(gradient.reshape(array.shape())?), Mode::Write));
-                    }
-                }
-            }
-            let places: Vec<_> = places.iter().map(|(array, mode)| (array.as_ref(), *mode)).collect();
-            let (ins, outs): (Vec<_>, Vec<_>) = (record.ins.iter().collect(), record.outs.iter().collect());
+        let new = |index: usize, place: usize, is_own: bool| {
+            let array = &self.0[index].ins[place];
+            let target = targets.get(&key(array)).filter(|_| is_own);
+            let gradient =
+                target.map_or_else(|| Array::new(array.runtime(), array.shape()), |&target| Ok(target.clone()));
+            Ok((gradient?, Mode::Write))
+        };
+        for Part { index, gradient, writes, sums } in
+            gradient::backward(&applied, &needed, [(key(&last.outs[0]), start)].into(), new)?
+        {
+            let Record { operator, ins, outs, .. } = &self.0[index];
             // An array may have been reshaped between two operators.
-            let gradient = gradient.reshape(record.outs[0].shape())?;
-            invoke_backward(&record.operator, &gradient, &ins, &outs, &places)?;
-            sums.iter().try_for_each(|(sum, other)| sum.add_assign(other))?;
+            let gradient = gradient.reshape(outs[0].shape())?;
+            let reshape = |((gradient, mode), array): (&(Option<Array>, Mode), &Array)| {
+                Ok((gradient.as_ref().map(|gradient| gradient.reshape(array.shape())).transpose()?, *mode))
+            };
+            let writes = writes.iter().zip(ins).map(reshape).collect::<Result<Vec<_>, Error>>()?;
+            let places: Vec<_> = writes.iter().map(|(array, mode)| (array.as_ref(), *mode)).collect();
+            let (ins, outs): (Vec<_>, Vec<_>) = (ins.iter().collect(), outs.iter().collect());
+            invoke_backward(operator, &gradient, &ins, &outs, &places)?;
+            sums.iter().try_for_each(|(sum, other)| sum.reshape(other.shape())?.add_assign(other))?;
         }
         Ok(())
     }
 
-    /// Waits for the results and returns the name of the first operator with a non-finite result.
+    /// Waits for the results, and returns the name of the first operator whose result is not finite.
     ///
     /// # Errors
     /// An operation has failed.

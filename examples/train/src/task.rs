@@ -12,20 +12,14 @@
 //! | input in the same chunk as an output | `write()` | `&[f32]`: a copy, made when the operation runs |
 //! | temporary space, random generator | `overwrite()` | `&mut [f32]`, [`Random`] |
 //!
-//! The same function runs on a worker and as a kernel of the simulated GPU.
+//! The same function runs on host memory, and as a kernel of the simulated GPU.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{mem, ops::Range, sync::Arc, time::Duration};
 
 use raddle::{BoxError, Device, DeviceVec, GpuStream, Name, Read, Token, Var, Write};
 
-use crate::{
-    Shape,
-    array::Array,
-    error::Error,
-    random::Random,
-    runtime::Runtime,
-    storage::{Block, Chunk},
-};
+use crate::storage::{Block, Chunk};
+use crate::{Array, Error, Runtime, Shape, random::Random};
 
 /// How an operation writes an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +28,7 @@ pub enum Mode {
     Null,
     /// The result replaces the old values.
     Write,
-    /// The memory holds an input or values to be changed; the result replaces them.
+    /// The output's memory holds an input, or old values that the operation reads; the result replaces these values.
     InPlace,
     /// The result is added to the old values.
     Add,
@@ -61,37 +55,38 @@ pub struct Out<'a> {
 }
 
 impl Out<'_> {
+    fn store(&mut self, results: impl Iterator<Item = f32>) {
+        let places = self.values.iter_mut().zip(results);
+        match self.mode {
+            Mode::Null => {}
+            Mode::Write | Mode::InPlace => places.for_each(|(y, result)| *y = result),
+            Mode::Add => places.for_each(|(y, result)| *y += result),
+        }
+    }
+
     /// Stores the result of `f` for each index.
     pub fn fill(&mut self, f: impl Fn(usize) -> f32) {
-        match self.mode {
-            Mode::Null => {}
-            Mode::Write | Mode::InPlace => self.values.iter_mut().zip(0..).for_each(|(y, i)| *y = f(i)),
-            Mode::Add => self.values.iter_mut().zip(0..).for_each(|(y, i)| *y += f(i)),
-        }
+        self.store((0..).map(f));
     }
 
-    /// Stores `f` of each value of `x`, which this output holds with [`Mode::InPlace`].
+    /// Stores `f` of each value of `x`. With [`Mode::InPlace`], this output holds the values of `x`.
     pub fn map(&mut self, x: View<'_>, mut f: impl FnMut(f32) -> f32) {
         match self.mode {
-            Mode::Null => {}
-            Mode::Write => self.values.iter_mut().zip(x.values).for_each(|(y, &x)| *y = f(x)),
-            Mode::Add => self.values.iter_mut().zip(x.values).for_each(|(y, &x)| *y += f(x)),
             Mode::InPlace => self.values.iter_mut().for_each(|y| *y = f(*y)),
+            _ => self.store(x.values.iter().map(|&x| f(x))),
         }
     }
 
-    /// Stores `f` of each value of `a`, which this output holds with [`Mode::InPlace`], and of `b`.
+    /// Stores `f` of each value of `a` and the corresponding value of `b`. With [`Mode::InPlace`], this output holds
+    /// the values of `a`.
     pub fn map2(&mut self, a: View<'_>, b: View<'_>, f: impl Fn(f32, f32) -> f32) {
-        let pairs = a.values.iter().zip(b.values);
         match self.mode {
-            Mode::Null => {}
-            Mode::Write => self.values.iter_mut().zip(pairs).for_each(|(y, (&a, &b))| *y = f(a, b)),
-            Mode::Add => self.values.iter_mut().zip(pairs).for_each(|(y, (&a, &b))| *y += f(a, b)),
             Mode::InPlace => self.values.iter_mut().zip(b.values).for_each(|(y, &b)| *y = f(*y, b)),
+            _ => self.store(a.values.iter().zip(b.values).map(|(&a, &b)| f(a, b))),
         }
     }
 
-    /// Prepares the values for a sum: zeroes them with [`Mode::Write`], so that results can be added as with
+    /// Prepares the values for a sum: with [`Mode::Write`], sets them to zero, so that results can be added as with
     /// [`Mode::Add`].
     pub fn begin_sum(&mut self) {
         if self.mode == Mode::Write {
@@ -188,7 +183,7 @@ impl Layout {
         f(Views { ins: ins.collect(), outs: outs.collect(), temporary, random, training: self.training });
     }
 
-    /// Runs [`call`](Self::call) on a worker.
+    /// Runs [`call`](Self::call) on host memory.
     fn on_host(
         &self,
         reads: Vec<&Block>,
@@ -226,9 +221,18 @@ fn on_gpu<F: Fn(Views<'_>) + Send + Sync + 'static>(
 struct Plan {
     layout: Layout,
     reads: Vec<Arc<Chunk>>,
-    /// The mutated chunks, each with a flag that tells whether its old contents can be overwritten.
-    writes: Vec<(Arc<Chunk>, bool)>,
+    writes: Vec<Arc<Chunk>>,
+    /// For each mutated chunk, whether the operation needs none of its old contents.
+    is_overwritten: Vec<bool>,
     random: Option<Var<Random>>,
+}
+
+/// Returns the index of a chunk, which is added if it is missing.
+fn index_of(chunks: &mut Vec<Arc<Chunk>>, chunk: &Arc<Chunk>) -> usize {
+    chunks.iter().position(|other| Arc::ptr_eq(other, chunk)).unwrap_or_else(|| {
+        chunks.push(Arc::clone(chunk));
+        chunks.len() - 1
+    })
 }
 
 impl<'a> Task<'a> {
@@ -245,79 +249,63 @@ impl<'a> Task<'a> {
     }
 
     fn plan(&self, runtime: &Runtime) -> Result<Plan, Error> {
+        let (name, device) = (&self.name, runtime.device());
         if runtime.is_cuda() {
-            let (name, device) = (&self.name, runtime.device());
             return Err(Error::Unavailable(format!(
                 "`{name}` is not available on {device}, a CUDA device: copy the arrays to the host first"
             )));
         }
+        let outs = self.outs.iter().filter_map(|(array, _)| *array);
+        self.ins.iter().copied().chain(outs).try_for_each(|array| check_device(name, array, runtime))?;
         let mut layout = Layout { training: self.training, ..Layout::default() };
-        let mut writes: Vec<(Arc<Chunk>, bool)> = Vec::new();
-        let mut write = |out: usize, chunk: &Arc<Chunk>, range: Range<usize>| match writes
-            .iter()
-            .position(|(other, _)| Arc::ptr_eq(other, chunk))
-        {
-            Some(index) => layout.cuts[index].push((out, range)),
-            None => {
-                writes.push((Arc::clone(chunk), false));
-                layout.cuts.push(vec![(out, range)]);
-            }
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        let mut cut = |out: usize, chunk: &Arc<Chunk>, range: Range<usize>| {
+            let index = index_of(&mut writes, chunk);
+            layout.cuts.resize_with(writes.len(), Vec::new);
+            layout.cuts[index].push((out, range));
         };
         for (out, &(array, mode)) in self.outs.iter().enumerate() {
-            let (Some(array), true) = (array, mode != Mode::Null) else {
-                layout.outs.push((Mode::Null, Shape::new()));
-                continue;
-            };
-            check_device(&self.name, array, runtime)?;
-            write(out, array.chunk(), array.range());
-            layout.outs.push((mode, array.shape().into()));
+            match array.filter(|_| mode != Mode::Null) {
+                Some(array) => {
+                    cut(out, array.chunk(), array.range());
+                    layout.outs.push((mode, array.shape().into()));
+                }
+                None => layout.outs.push((Mode::Null, Shape::new())),
+            }
         }
+        let temporary = self.outs.len();
         if self.temporary > 0 {
-            write(self.outs.len(), &runtime.temporary(self.temporary)?, 0..self.temporary);
+            cut(temporary, &runtime.temporary(self.temporary)?, 0..self.temporary);
         }
         for cuts in &mut layout.cuts {
             cuts.sort_by_key(|(_, range)| range.start);
             if cuts.windows(2).any(|pair| pair[0].1.end > pair[1].1.start) {
-                return Err(Error::Use(format!("`{}`: two outputs share memory", self.name)));
+                return Err(Error::Use(format!("`{name}`: two outputs share memory")));
             }
         }
-        let mut reads: Vec<Arc<Chunk>> = Vec::new();
-        let mut held = vec![false; self.outs.len()];
-        for &array in &self.ins {
-            check_device(&self.name, array, runtime)?;
-            let place = match writes.iter().position(|(chunk, _)| Arc::ptr_eq(chunk, array.chunk())) {
-                None => {
-                    let known = reads.iter().position(|chunk| Arc::ptr_eq(chunk, array.chunk()));
-                    Place::Read(known.unwrap_or_else(|| {
-                        reads.push(Arc::clone(array.chunk()));
-                        reads.len() - 1
-                    }))
-                }
-                Some(index) => {
-                    let in_place = |&&(out, ref range): &&(usize, Range<usize>)| {
-                        out < held.len() && !held[out] && layout.outs[out].0 == Mode::InPlace && *range == array.range()
-                    };
-                    match layout.cuts[index].iter().find(in_place) {
-                        Some(&(out, _)) => {
-                            held[out] = true;
-                            Place::Held
-                        }
-                        None => Place::Written(index),
-                    }
-                }
+        for (place, array) in self.ins.iter().enumerate() {
+            let is_held = |(out, range): &(usize, Range<usize>)| {
+                *out < temporary && layout.outs[*out].0 == Mode::InPlace && *range == array.range()
+            };
+            let place = match writes.iter().position(|chunk| Arc::ptr_eq(chunk, array.chunk())) {
+                None => Place::Read(index_of(&mut reads, array.chunk())),
+                // If an input occurs twice, an output can hold only the first occurrence; the other is copied.
+                Some(index) if self.ins[..place].iter().any(|other| other.is_same(array)) => Place::Written(index),
+                Some(index) if layout.cuts[index].iter().any(is_held) => Place::Held,
+                Some(index) => Place::Written(index),
             };
             layout.ins.push((place, array.range(), array.shape().into()));
         }
-        for (index, (chunk, is_overwritten)) in writes.iter_mut().enumerate() {
+        let is_overwritten = |(index, chunk): (usize, &Arc<Chunk>)| {
             let cuts = &layout.cuts[index];
             let is_read = layout.ins.iter().any(|(place, ..)| matches!(place, Place::Written(at) if *at == index));
-            let is_new = |out: usize| layout.outs.get(out).is_none_or(|(mode, _)| *mode == Mode::Write);
-            let is_temporary = cuts.iter().any(|&(out, _)| out == self.outs.len());
+            let is_new = |(out, _): &(usize, _)| *out == temporary || layout.outs[*out].0 == Mode::Write;
             let covered: usize = cuts.iter().map(|(_, range)| range.len()).sum();
-            let is_whole = covered == chunk.len() || is_temporary;
-            *is_overwritten = !is_read && is_whole && cuts.iter().all(|&(out, _)| is_new(out));
-        }
-        Ok(Plan { layout, reads, writes, random: self.random.then(|| runtime.random()) })
+            let is_whole = covered == chunk.len() || cuts.iter().any(|(out, _)| *out == temporary);
+            !is_read && is_whole && cuts.iter().all(is_new)
+        };
+        let is_overwritten = writes.iter().enumerate().map(is_overwritten).collect();
+        Ok(Plan { layout, reads, writes, is_overwritten, random: self.random.then(|| runtime.random()) })
     }
 }
 
@@ -330,38 +318,35 @@ pub(crate) fn check_device(name: &Name, array: &Array, runtime: &Runtime) -> Res
     Err(Error::Use(format!("`{name}` runs on {expected}, but an array is on {found}: copy it first")))
 }
 
-/// Returns the variable of a chunk: [`Chunk::host`] or [`Chunk::gpu`].
-type Of<T> = fn(&Chunk) -> Result<&Var<T>, Error>;
+type Accesses<'p, T> = (Vec<Read<'p, T>>, Vec<Write<'p, T>>, Vec<Write<'p, Random>>);
 
-/// Declares the variables that an operation reads.
-fn reads<T: Send + Sync + 'static>(chunks: &[Arc<Chunk>], of: Of<T>) -> Result<Vec<Read<'_, T>>, Error> {
-    chunks.iter().map(|chunk| Ok(of(chunk)?.read())).collect()
+impl Plan {
+    /// Declares the variables that the operation reads and mutates. `of` is [`Chunk::host`] or [`Chunk::gpu`].
+    fn accesses<T: Send + Sync + 'static>(
+        &self,
+        of: fn(&Chunk) -> Result<&Var<T>, Error>,
+    ) -> Result<Accesses<'_, T>, Error> {
+        let reads = self.reads.iter().map(|chunk| Ok(of(chunk)?.read()));
+        let writes = self.writes.iter().zip(&self.is_overwritten).map(|(chunk, is_overwritten)| {
+            of(chunk).map(|variable| if *is_overwritten { variable.overwrite() } else { variable.write() })
+        });
+        let random = self.random.iter().map(Var::overwrite).collect();
+        Ok((reads.collect::<Result<_, Error>>()?, writes.collect::<Result<_, Error>>()?, random))
+    }
 }
 
-/// Declares the variables that an operation mutates.
-fn writes<T: Send + 'static>(chunks: &[(Arc<Chunk>, bool)], of: Of<T>) -> Result<Vec<Write<'_, T>>, Error> {
-    chunks
-        .iter()
-        .map(|(chunk, is_overwritten)| {
-            let variable = of(chunk)?;
-            Ok(if *is_overwritten { variable.overwrite() } else { variable.write() })
-        })
-        .collect()
-}
-
-/// Pushes an operation or creates an operator of the engine, both described in the same way.
+/// Pushes an operation, or creates an operator of the engine from the same description.
 macro_rules! describe {
     ($task:ident, $plan:ident, $runtime:ident, $f:ident, $on_host:ident, $on_gpu:ident) => {{
-        let Plan { layout, reads: read, writes: written, random } = $plan;
-        let random: Vec<_> = random.iter().map(Var::overwrite).collect();
+        let layout = mem::take(&mut $plan.layout);
         let op = $runtime.engine().op($task.name).priority($task.priority).reads($task.after);
         if let Device::Cpu = $runtime.device() {
-            let accesses = (reads(&read, Chunk::host)?, writes(&written, Chunk::host)?, random);
-            op.$on_host(accesses, move |(reads, writes, random)| layout.on_host(reads, writes, random, &$f))?
+            op.$on_host($plan.accesses(Chunk::host)?, move |(reads, writes, random)| {
+                layout.on_host(reads, writes, random, &$f)
+            })?
         } else {
-            let accesses = (reads(&read, Chunk::gpu)?, writes(&written, Chunk::gpu)?, random);
             let work = Arc::new((layout, $f));
-            op.on($runtime.device()).$on_gpu(accesses, move |stream, (reads, writes, random)| {
+            op.on($runtime.device()).$on_gpu($plan.accesses(Chunk::gpu)?, move |stream, (reads, writes, random)| {
                 on_gpu(&work, stream, reads, writes, random)
             })?
         }
@@ -372,10 +357,11 @@ impl Task<'_> {
     /// Pushes the operation.
     ///
     /// # Errors
-    /// An array is on another device, or outputs share memory; the engine refuses the push.
+    /// The device is a CUDA device; an array is on another device, or outputs share memory; there is not enough memory
+    /// for the temporary space; the engine refuses the push.
     #[track_caller]
     pub fn push(self, runtime: &Runtime, f: impl Fn(Views<'_>) + Send + Sync + 'static) -> Result<(), Error> {
-        let plan = self.plan(runtime)?;
+        let mut plan = self.plan(runtime)?;
         describe!(self, plan, runtime, f, try_push, try_launch);
         Ok(())
     }
@@ -383,12 +369,12 @@ impl Task<'_> {
     /// Creates an operator of the engine, which can be pushed often.
     ///
     /// # Errors
-    /// An array is on another device, or outputs share memory; the engine refuses the variables.
+    /// The device is a CUDA device; an array is on another device, or outputs share memory; there is not enough memory
+    /// for the temporary space; the engine refuses the variables.
     pub fn operator(self, runtime: &Runtime, f: impl Fn(Views<'_>) + Send + Sync + 'static) -> Result<Prepared, Error> {
-        let plan = self.plan(runtime)?;
-        let chunks = plan.reads.iter().chain(plan.writes.iter().map(|(chunk, _)| chunk)).cloned().collect();
+        let mut plan = self.plan(runtime)?;
         let operator = describe!(self, plan, runtime, f, try_operator, try_launch_operator);
-        Ok(Prepared { operator, _chunks: chunks })
+        Ok(Prepared { operator, _chunks: [plan.reads, plan.writes].concat() })
     }
 }
 
@@ -396,13 +382,13 @@ impl Task<'_> {
 #[derive(Debug)]
 pub struct Prepared {
     operator: raddle::Operator,
-    /// Keeps the chunks alive: an operator of the engine keeps its variables, but dropping a [`Chunk`] explicitly
-    /// deletes a variable in GPU memory.
+    /// Keeps the chunks alive: an operator of the engine keeps its variables alive, but the drop of a [`Chunk`] in GPU
+    /// memory deletes the chunk's variable.
     _chunks: Vec<Arc<Chunk>>,
 }
 
 impl Prepared {
-    /// Pushes the operation again.
+    /// Pushes the operation once.
     ///
     /// # Errors
     /// The engine refuses the push.

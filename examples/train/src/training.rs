@@ -11,7 +11,7 @@
 //! | here | in the engine |
 //! |---|---|
 //! | an update during the backward pass of other layers | operations on different variables |
-//! | a parameter updated after its gradients and before the next forward pass | operations on its variables |
+//! | a parameter updated after its gradients are computed and before the next forward pass | operations on the same variables |
 //! | the first layers first | priorities of the updates: the next forward pass needs these parameters first |
 //! | a non-finite loss changes no parameter | `check` fails, and with it a token that the updates read |
 //! | the same bits with any number of workers | each sum has a fixed order, and each generator is a variable |
@@ -19,18 +19,12 @@
 use std::{collections::VecDeque, fmt, sync::Arc, time::Instant};
 
 use clap::Args;
-use raddle::{Device, Engine, OpHandle, Token, WaitError};
+use raddle::{Device, Engine, EngineKind, OpHandle, Recorder, SimulatedGpu, Token, WaitError, simulated::Clock};
 
-use crate::{
-    Mode, Shape, Symbol, Tape,
-    array::Array,
-    data::{Batch, Images, Loader},
-    error::Error,
-    executor::{Arrays, Executor, Gradients, MemoryUse},
-    net,
-    runtime::Runtime,
-    task::{Prepared, Task, View},
-};
+use crate::data::{Batch, Images, Loader};
+use crate::executor::{Arrays, Executor, Gradients, MemoryUse};
+use crate::task::{Mode, Prepared, Task, View};
+use crate::{Array, Error, Runtime, Shape, Symbol, Tape, net};
 
 /// The number of steps pushed before the trainer waits for the first of them. Not tuned.
 const WINDOW: usize = 4;
@@ -41,13 +35,13 @@ const CHECK: &str = "check";
 /// The key under which processes exchange the loss.
 const LOSS: &str = "loss";
 
-/// The number of batches made in advance. Not tuned.
+/// The maximum number of batches that are ready, in use or being made. Not tuned.
 const AHEAD: usize = 4;
 
 /// The options of a training run.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Options {
-    /// Number of times each image is used
+    /// Number of epochs, each of which uses every training image at most once
     #[arg(long, default_value_t = Self::default().epochs)]
     pub epochs: usize,
 
@@ -59,7 +53,7 @@ pub struct Options {
     #[arg(long, default_value_t = Self::default().shards)]
     pub shards: usize,
 
-    /// Number of groups of parts: gradients are summed within groups first, as if each group were a process
+    /// Number of groups of parts: gradients are first summed within each group, as if each group were a process
     #[arg(skip = Self::default().groups)]
     pub groups: usize,
 
@@ -67,7 +61,7 @@ pub struct Options {
     #[arg(long, default_value_t = Self::default().rate)]
     pub rate: f32,
 
-    /// Fraction of values that are dropped
+    /// Probability that dropout sets a value to zero
     #[arg(long, default_value_t = Self::default().dropout)]
     pub dropout: f32,
 
@@ -82,9 +76,32 @@ impl Default for Options {
     }
 }
 
+/// Returns an engine, and the device for the net: the processor, or a simulated GPU whose kernels take no time.
+///
+/// # Errors
+/// The engine cannot be built.
+pub fn engine(
+    kind: EngineKind,
+    workers: Option<usize>,
+    on_gpu: bool,
+    recorder: Option<&Recorder>,
+) -> Result<(Engine, Device), Error> {
+    let mut builder = Engine::builder().kind(kind);
+    if let Some(workers) = workers {
+        builder = builder.workers(workers);
+    }
+    if let Some(recorder) = recorder {
+        builder = builder.recorder(recorder);
+    }
+    if on_gpu {
+        builder = builder.gpu(SimulatedGpu::builder().clock(Clock::Instantly).build());
+    }
+    Ok((builder.build()?, if on_gpu { Device::Gpu(0) } else { Device::Cpu }))
+}
+
 /// Processes training one net together: each computes some parts of a batch.
 pub trait Processes: fmt::Debug + Send + Sync {
-    /// Returns the rank of this process.
+    /// Returns the rank of this process, which is less than their number.
     fn rank(&self) -> usize;
 
     /// Returns the number of processes.
@@ -96,10 +113,10 @@ pub trait Processes: fmt::Debug + Send + Sync {
     /// The key is unknown, or an array has a different shape; the engine refuses a push.
     fn push(&self, key: &str, priority: i32, parts: &[&Array]) -> Result<(), Error>;
 
-    /// Pushes the operation that adds all processes' sums in rank order.
+    /// Pushes the operations that add all processes' sums in rank order and write the total to `into`.
     ///
     /// # Errors
-    /// The key is unknown, or the array has a different shape; the engine refuses the push.
+    /// The key is unknown, or the array has a different shape; the engine refuses a push.
     fn pull(&self, key: &str, priority: i32, into: &Array) -> Result<(), Error>;
 }
 
@@ -109,6 +126,8 @@ struct Shard {
     executor: Executor,
     arguments: Arrays,
     gradients: Gradients,
+    /// The shard's place in [`Trainer::losses`].
+    loss: Array,
 }
 
 /// An update of a parameter.
@@ -117,7 +136,7 @@ struct Update {
     name: String,
     priority: i32,
     operator: Prepared,
-    /// The sum of all processes' gradients.
+    /// The sum of all processes' gradients, if there is an exchange with other processes.
     sum: Option<Array>,
 }
 
@@ -132,7 +151,7 @@ pub struct Trainer {
     shards: Vec<Shard>,
     rate: Array,
     updates: Vec<Update>,
-    /// All shards' losses, in host memory.
+    /// The losses of this process's shards, in host memory.
     losses: Array,
     /// The processes, and the sum of all their losses.
     processes: Option<(Arc<dyn Processes>, Array)>,
@@ -147,7 +166,8 @@ impl Trainer {
     /// Prepares the training of the net for `images` on a device of the engine.
     ///
     /// # Errors
-    /// The batch cannot be split; the device is out of memory; the engine refuses a push.
+    /// The options are invalid, or the training images do not fill a batch; the GPU is out of memory, or is a CUDA
+    /// device; the engine refuses a push.
     pub fn new(engine: &Engine, device: Device, images: &Arc<Images>, options: Options) -> Result<Self, Error> {
         Self::with_processes(engine, device, images, options, None)
     }
@@ -164,7 +184,7 @@ impl Trainer {
         Ok(parameters.chain([(LOSS.into(), vec![1])]).collect())
     }
 
-    /// Prepares this process for training together with other processes.
+    /// Prepares this process for training together with other processes, or alone if `processes` is `None`.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
@@ -196,8 +216,9 @@ impl Trainer {
         let net = net::digits(images.classes, batch, dropout);
         let parameters = net::initial(&net, &runtime, &part)?;
 
-        let shard = |index: usize| {
-            // Each shard has its own generators, so that part of a batch gets the same numbers wherever it is computed.
+        let losses = Array::new(&host, &[own.len()])?;
+        let shard = |(place, index): (usize, usize)| {
+            // Each shard has its own generators, so a part of a batch gets the same numbers wherever it is computed.
             let own = host.beside(device, seed.wrapping_add(2 + index as u64));
             let mut arguments = parameters.clone();
             arguments.insert("data".into(), Array::new(&own, &part)?);
@@ -206,15 +227,15 @@ impl Trainer {
                 |(name, array): (&String, &Array)| Ok((name.clone(), (Array::new(&own, array.shape())?, Mode::Write)));
             let gradients = parameters.iter().map(gradient).collect::<Result<Gradients, Error>>()?;
             let executor = Executor::bind(&[&net], &own, &arguments, &gradients)?;
-            Ok(Shard { executor, arguments, gradients })
+            Ok(Shard { executor, arguments, gradients, loss: losses.slice(place..place + 1)? })
         };
-        let shards = own.map(shard).collect::<Result<Vec<_>, Error>>()?;
+        let shards = own.enumerate().map(shard).collect::<Result<Vec<_>, Error>>()?;
 
         let (sound, rate) = (engine.token().named("sound"), Array::full(&runtime, &[1], options.rate)?);
         let names = net::parameters(&net);
         let mut updates = Vec::new();
         let group = if processes.is_some() { 1 } else { shards.len() / groups };
-        // The backward pass ends with the first layer.
+        // The updates have the order of the backward pass, which ends with the first layer.
         for (layer, name) in names.iter().enumerate().rev() {
             let parameter = &parameters[name];
             let momentum = Array::full(&runtime, parameter.shape(), 0.0)?;
@@ -223,12 +244,10 @@ impl Trainer {
                 Some(sum) => vec![sum],
                 None => shards.iter().map(|shard| &shard.gradients[name].0).collect(),
             };
-            let mut update = Task::new(format!("update {name}"), [&rate].into_iter().chain(gradients).collect())
-                .out(parameter, Mode::InPlace)
-                .out(&momentum, Mode::InPlace);
             let priority = (names.len() - layer) as i32;
-            update.priority = priority;
-            update.after = vec![&sound];
+            let ins = [&rate].into_iter().chain(gradients).collect();
+            let update = Task { priority, after: vec![&sound], ..Task::new(format!("update {name}"), ins) };
+            let update = update.out(parameter, Mode::InPlace).out(&momentum, Mode::InPlace);
             let operator = update.operator(&runtime, move |mut views| {
                 let rate = views.ins[0].values[0];
                 let [parameter, momentum] = &mut views.outs[..] else { return };
@@ -241,7 +260,6 @@ impl Trainer {
             })?;
             updates.push(Update { name: name.clone(), priority, operator, sum });
         }
-        let losses = Array::new(&host, &[shards.len()])?;
         let processes = processes.map(|processes| Ok::<_, Error>((processes, Array::new(&host, &[1])?))).transpose()?;
 
         let Batch { images: pixels, classes } = images.arrays(&host, &test)?;
@@ -289,22 +307,21 @@ impl Trainer {
         let first = self.processes.as_ref().map_or(0, |(processes, _)| processes.rank() * self.shards.len());
         for (index, shard) in (first..).zip(&self.shards) {
             let range = index * part..(index + 1) * part;
-            // A batch whose loss is not finite stays, so that the layer can be found.
+            // The copies read `sound`, so they do not replace a batch whose loss is not finite: `explain` needs it.
             shard.arguments["data"].copy_after(&batch.images.slice(range.clone())?, &[&self.sound])?;
             shard.arguments["label"].copy_after(&batch.classes.slice(range)?, &[&self.sound])?;
         }
         Ok(())
     }
 
-    /// Pushes the forward pass, backward pass and updates, and returns a handle to the loss.
+    /// Pushes the forward and the backward pass of all shards, and what [`finish_step`](Self::finish_step) pushes.
+    /// Returns a handle to the loss.
     fn push_step(&self) -> Result<OpHandle<f32>, Error> {
-        for (index, shard) in self.shards.iter().enumerate() {
-            shard.executor.forward()?;
-            self.losses.slice(index..index + 1)?.copy_from(&shard.executor.outputs()[0])?;
+        for Shard { executor, loss, .. } in &self.shards {
+            executor.forward()?;
+            loss.copy_from(&executor.outputs()[0])?;
         }
-        for shard in &self.shards {
-            shard.executor.backward()?;
-        }
+        self.shards.iter().try_for_each(|shard| shard.executor.backward())?;
         self.finish_step()
     }
 
@@ -312,9 +329,7 @@ impl Trainer {
     fn finish_step(&self) -> Result<OpHandle<f32>, Error> {
         let mut losses = &self.losses;
         if let Some((processes, total)) = &self.processes {
-            let parts = (0..self.shards.len()).map(|index| self.losses.slice(index..index + 1));
-            let parts = parts.collect::<Result<Vec<_>, _>>()?;
-            processes.push(LOSS, i32::MAX, &parts.iter().collect::<Vec<_>>())?;
+            processes.push(LOSS, i32::MAX, &self.shards.iter().map(|shard| &shard.loss).collect::<Vec<_>>())?;
             processes.pull(LOSS, i32::MAX, total)?;
             losses = total;
         }
@@ -333,11 +348,11 @@ impl Trainer {
         Ok(loss)
     }
 
-    /// Trains for one epoch and returns the mean loss. Calls `done` after each step with its number and loss.
+    /// Trains for one epoch and returns the mean loss. After each step, calls `done` with the step's number and loss.
     ///
     /// # Errors
-    /// A loss is not finite (the error names the step, and the first layer whose result is not finite); an operation
-    /// has failed.
+    /// A loss is not finite (the error names the step and, if it is found, the first operator whose result is not
+    /// finite); an operation has failed; all batches were used; the engine refuses a push.
     pub fn epoch(&mut self, epoch: usize, mut done: impl FnMut(usize, f32)) -> Result<f32, Error> {
         let progress = epoch as f32 / self.options.epochs as f32;
         self.rate.fill(self.options.rate * 0.5 * (1.0 + (std::f32::consts::PI * progress).cos()))?;
@@ -358,15 +373,25 @@ impl Trainer {
         Ok(sum / self.steps() as f32)
     }
 
-    /// Returns the error for a failed step. For a non-finite loss, finds the first layer with a non-finite result. The
-    /// step's updates and the copies of later batches did not run, so the parameters and the batch are those of the
-    /// loss. But dropout draws new numbers.
+    /// Trains for all epochs and returns the bits of all parameters.
+    ///
+    /// # Errors
+    /// The errors of [`epoch`](Self::epoch).
+    pub fn train(&mut self) -> Result<Vec<u32>, Error> {
+        (0..self.options.epochs).try_for_each(|epoch| self.epoch(epoch, |_, _| {}).map(drop))?;
+        self.bits()
+    }
+
+    /// Returns the error for a failed step. For a non-finite loss, searches for the first operator whose result is not
+    /// finite, by computing the loss again. The step's updates and the copies of later batches did not run, so the
+    /// parameters and the batch are those of the loss. But dropout draws other numbers, so the search may find nothing;
+    /// nor does it find a result of another process.
     fn explain(&self, epoch: usize, step: usize, error: WaitError) -> Error {
         if !matches!(&error, WaitError::Failed(failed) if failed.name() == CHECK) {
             return Error::Wait(error);
         }
         let look = || {
-            // Everything pushed in the meantime is skipped.
+            // The failure skips all later steps that are already pushed, so this wait returns an error.
             let _ = self.runtime.engine().wait_for_all();
             let arrays = self.parameters.values().chain(self.shards.iter().flat_map(|shard| shard.arguments.values()));
             for array in arrays {
@@ -382,11 +407,8 @@ impl Trainer {
             Ok("unknown, since dropout now draws other numbers".into())
         };
         let first = look().unwrap_or_else(|error| format!("unknown ({error})"));
-        Error::Loss(format!(
-            "epoch {}, step {}: {error}; computed again, the first result that is not finite is {first}",
-            epoch + 1,
-            step + 1
-        ))
+        let first = format!("computed again, the first result that is not finite is {first}");
+        Error::Loss(format!("epoch {}, step {}: {error}; {first}", epoch + 1, step + 1))
     }
 
     /// Returns the number, true class and predicted class of each test image.
@@ -411,15 +433,15 @@ impl Trainer {
         Ok(bits)
     }
 
-    /// Returns the duration of a step in seconds, with the executors and with a tape. The steps are real: they change
-    /// the parameters.
+    /// Returns the mean duration of a step in seconds, with the executors and with a tape. The steps are real: they
+    /// change the parameters.
     ///
     /// # Errors
     /// An operation has failed.
     pub fn compare(&self, steps: u32) -> Result<[f64; 2], Error> {
         let mut seconds = [0.0; 2];
         for (kind, seconds) in seconds.iter_mut().enumerate() {
-            // The first step allocates memory reused by the others.
+            // The first step is not counted, since it allocates memory that the others reuse.
             for step in 0..=steps {
                 let start = Instant::now();
                 let loss = if kind == 0 { self.push_step()? } else { self.push_imperative_step()? };
@@ -431,12 +453,11 @@ impl Trainer {
         Ok(seconds)
     }
 
-    /// Like [`push_step`](Self::push_step), but with arrays and a tape.
+    /// Like [`push_step`](Self::push_step), but with arrays and a tape instead of the executors.
     fn push_imperative_step(&self) -> Result<OpHandle<f32>, Error> {
-        for (index, shard) in self.shards.iter().enumerate() {
+        for shard in &self.shards {
             let mut tape = Tape::new();
-            let loss = tape.apply_all(&self.net, &shard.arguments)?;
-            self.losses.slice(index..index + 1)?.copy_from(&loss)?;
+            shard.loss.copy_from(&tape.apply_all(&self.net, &shard.arguments)?)?;
             let pairs: Vec<_> = self.parameters.iter().map(|(name, array)| (array, &shard.gradients[name].0)).collect();
             tape.backward(&pairs)?;
         }

@@ -3,6 +3,7 @@
 mod support;
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -14,10 +15,14 @@ use std::{
 
 use raddle::{Device, Engine, EngineKind};
 use raddle_train::{
-    Array, Error, Mode, Runtime,
-    operator::{Convolution, FullyConnected, Operator, invoke, invoke_backward, invoke_into},
+    Array, Error, Misfit, Mode, Runtime, Shape, Signature, Symbol, Task, Views,
+    kernels::{Matrix, multiply},
+    operator::{
+        Convolution, FullyConnected, Operator, Pooling, PoolingKind, SoftmaxCrossEntropy, invoke, invoke_backward,
+        invoke_into,
+    },
+    random::Random,
     simple,
-    task::Task,
 };
 use support::{bits, everywhere, numbers};
 
@@ -319,4 +324,124 @@ fn arrays_of_other_devices_are_refused() {
         (Array::full(&host, &[2], 1.0).expect("enough memory"), Array::full(&gpu, &[2], 1.0).expect("enough memory"));
     let error = here.combine(&simple::ADD, &there).unwrap_err();
     assert!(matches!(error, Error::Use(_)), "{error}");
+}
+
+#[test]
+fn shapes_that_are_too_large_are_refused() {
+    let engine = support::engine(support::PLACES[6]);
+    for device in [Device::Cpu, Device::Gpu(0)] {
+        let runtime = Runtime::new(&engine, device, 0);
+        for shape in [[usize::MAX, 2], [1 << 32, 1 << 32], [1 << 60, 1]] {
+            let error = Array::new(&runtime, &shape).unwrap_err();
+            assert!(error.to_string().starts_with("an array cannot have more than "), "{error}");
+        }
+        assert!(Array::from_vec(&runtime, &[1 << 32, 1 << 32], Vec::new()).is_err());
+        let empty = Array::full(&runtime, &[usize::MAX, 0, 2], 0.0).expect("an empty array needs no memory");
+        assert!(empty.reshape(&[1 << 32, 1 << 32]).is_err());
+        assert_eq!(empty.to_vec().expect("no operation fails"), []);
+        let task = Task { temporary: usize::MAX, ..Task::new("use", vec![]) };
+        assert!(task.push(&runtime, |_| {}).is_err());
+    }
+}
+
+/// In a release build, too, the sizes of a product must not overflow.
+#[test]
+#[should_panic(expected = "the product has the wrong size")]
+fn a_product_that_is_too_large_is_refused() {
+    let (column, row) = (Matrix::new(&[], [1 << 32, 0]), Matrix::new(&[], [0, 1 << 32]));
+    multiply(column, row, &mut [], false);
+}
+
+/// Operators without values, and with windows larger than the images.
+#[test]
+fn operators_of_extreme_sizes() {
+    test_everywhere(|runtime| {
+        let check = |operator: Arc<dyn Operator>, shapes: &[&[usize]], expected: Result<&[usize], &str>| {
+            let ins: Vec<_> =
+                shapes.iter().map(|shape| Array::full(runtime, shape, 1.0)).collect::<Result<_, Error>>()?;
+            let ins: Vec<_> = ins.iter().collect();
+            let outs = match (invoke(&operator, &ins, true), expected) {
+                (Ok(outs), Ok(expected)) if outs[0].shape() == expected => outs,
+                (Err(error), Err(expected)) if error.to_string().contains(expected) => return Ok(()),
+                (found, expected) => panic!("{operator:?}: {found:?}, not {expected:?}"),
+            };
+            let gradient = Array::full(runtime, outs[0].shape(), 1.0)?;
+            let gradients: Vec<_> =
+                shapes.iter().map(|shape| Array::full(runtime, shape, 7.0)).collect::<Result<_, Error>>()?;
+            let differentiable = operator.signature().differentiable;
+            let places = gradients.iter().enumerate();
+            let places =
+                places.map(|(i, g)| if i < differentiable { (Some(g), Mode::Write) } else { (None, Mode::Null) });
+            invoke_backward(&operator, &gradient, &ins, &outs.iter().collect::<Vec<_>>(), &places.collect::<Vec<_>>())?;
+            for array in outs.iter().chain(&gradients) {
+                assert!(array.to_vec()?.iter().all(|value| value.is_finite()), "{operator:?}");
+            }
+            Ok::<_, Error>(())
+        };
+        let convolution = |filters, size, pad| Arc::new(Convolution { filters, size, pad });
+        check(convolution(1, 5, 2), &[&[1, 1, 1, 1], &[1, 1, 5, 5], &[1]], Ok(&[1, 1, 1, 1]))?;
+        check(convolution(1, 1, 3), &[&[1, 1, 1, 1], &[1, 1, 1, 1], &[1]], Ok(&[1, 1, 7, 7]))?;
+        check(convolution(2, 3, 1), &[&[0, 1, 4, 4], &[2, 1, 3, 3], &[2]], Ok(&[0, 2, 4, 4]))?;
+        check(convolution(2, 3, 1), &[&[1, 0, 4, 4], &[2, 0, 3, 3], &[2]], Ok(&[1, 2, 4, 4]))?;
+        check(convolution(0, 3, 1), &[&[1, 1, 4, 4], &[0, 1, 3, 3], &[0]], Ok(&[1, 0, 4, 4]))?;
+        check(convolution(1, 0, 0), &[&[1, 1, 2, 2], &[1, 1, 0, 0], &[1]], Ok(&[1, 1, 3, 3]))?;
+        let images: [&[usize]; 3] = [&[1, 1, 4, 4], &[1, 1, 9, 9], &[1]];
+        check(convolution(1, 9, 2), &images, Err("must be [_, _, 5 or more, 5 or more]"))?;
+        check(convolution(1, 9, usize::MAX), &images, Err("an array cannot have more than"))?;
+        check(convolution(1, usize::MAX, 1), &images, Err("or more]"))?;
+        check(convolution(1, 3, 1), &[&[4, 4], &[1, 1, 3, 3], &[1]], Err("[examples, channels, rows, columns]"))?;
+        let layer = |outputs| Arc::new(FullyConnected { outputs });
+        check(layer(2), &[&[0, 3], &[2, 3], &[2]], Ok(&[0, 2]))?;
+        check(layer(2), &[&[3, 0], &[2, 0], &[2]], Ok(&[3, 2]))?;
+        check(layer(0), &[&[2, 3], &[0, 3], &[0]], Ok(&[2, 0]))?;
+        let pooling = |size| Arc::new(Pooling { size, kind: PoolingKind::Max });
+        check(pooling(2), &[&[0, 1, 4, 4]], Ok(&[0, 1, 2, 2]))?;
+        check(pooling(0), &[&[1, 1, 4, 4]], Err("[_, _, a multiple of 0, a multiple of 0]"))?;
+        let loss = || Arc::new(SoftmaxCrossEntropy { scale: 1.0 });
+        check(loss(), &[&[0, 3], &[0]], Ok(&[1]))?;
+        check(loss(), &[&[2, 3], &[2]], Ok(&[1]))
+    });
+}
+
+#[test]
+fn the_loss_of_an_unknown_class_is_not_a_number() {
+    test_everywhere(|runtime| {
+        let loss: Arc<dyn Operator> = Arc::new(SoftmaxCrossEntropy { scale: 1.0 });
+        let (data, label) = (Array::full(runtime, &[1, 3], 0.0)?, Array::full(runtime, &[1], 3.0)?);
+        assert!(invoke(&loss, &[&data, &label], true)?[0].to_vec()?[0].is_nan());
+        Ok(())
+    });
+}
+
+/// An operator that has neither inputs nor outputs.
+#[derive(Debug)]
+struct Nothing;
+
+impl Operator for Nothing {
+    fn signature(&self) -> Signature {
+        Signature::new("nothing", &[], &[], &[])
+    }
+
+    fn infer(&self, _: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
+        Ok(Vec::new())
+    }
+
+    fn forward(&self, _: Views<'_>) {}
+
+    fn backward(&self, _: Views<'_>) {}
+}
+
+#[test]
+fn an_operator_without_inputs_or_outputs_is_refused() {
+    let error = invoke(&(Arc::new(Nothing) as Arc<dyn Operator>), &[], true).unwrap_err();
+    assert_eq!(error.to_string(), "`nothing` has no inputs or no outputs");
+    let error = Symbol::apply(Nothing, "symbol", &[]).infer_shapes(&BTreeMap::new()).unwrap_err();
+    assert_eq!(error.to_string(), "`symbol (nothing)` has no inputs or no outputs");
+}
+
+#[test]
+fn random_numbers_below_any_bound() {
+    let mut random = Random::new(1);
+    assert_eq!([0, 1].map(|bound| random.below(bound)), [0, 0]);
+    (0..100).for_each(|_| assert!(random.below(usize::MAX) < usize::MAX));
 }

@@ -91,25 +91,24 @@ fn check_in_place(
 ) {
     let values = |array: &Array| bits(&array.to_vec().expect("no operation fails"));
     let [forward, backward] = operator.signature().in_place;
-    for &(read, place) in forward {
+    if forward {
         let runtime = Runtime::new(runtime.engine(), runtime.device(), 7);
         let [_, outs] = apply(operator, &runtime, ins);
         let arrays: Vec<_> = ins.iter().map(|(shape, values)| array(&runtime, shape, values)).collect();
         let others: Vec<_> = outs.iter().map(|out| Array::new(&runtime, out.shape()).expect("enough memory")).collect();
         let mut places: Vec<_> = others.iter().map(|out| (Some(out), Mode::Write)).collect();
-        places[place] = (Some(&arrays[read]), Mode::InPlace);
+        places[0] = (Some(&arrays[0]), Mode::InPlace);
         invoke_into(operator, &arrays.iter().collect::<Vec<_>>(), &places, true).expect("the shapes match");
-        assert_eq!(values(&arrays[read]), values(&outs[place]), "{operator:?} in place");
+        assert_eq!(values(&arrays[0]), values(&outs[0]), "{operator:?} in place");
     }
-    for &(read, place) in backward {
-        assert_eq!(read, 0, "{operator:?} overwrites the gradient");
+    if backward {
         let [arrays, outs] = apply(operator, runtime, ins);
         let copy = gradient.copy_to(runtime).expect("enough memory");
         let mut places = vec![(None, Mode::Null); arrays.len()];
-        places[place] = (Some(&copy), Mode::InPlace);
+        places[0] = (Some(&copy), Mode::InPlace);
         let (ins, outs): (Vec<_>, Vec<_>) = (arrays.iter().collect(), outs.iter().collect());
         invoke_backward(operator, &copy, &ins, &outs, &places).expect("the shapes match");
-        assert_eq!(values(&copy), bits(&written[place]), "the gradient of {operator:?} in place");
+        assert_eq!(values(&copy), bits(&written[0]), "the gradient of {operator:?} in place");
     }
 }
 

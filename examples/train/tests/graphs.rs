@@ -182,6 +182,37 @@ fn errors_name_what_does_not_match() {
     assert!(error.to_string().starts_with("argument without an array: `conv_bias`"), "{error}");
 }
 
+/// An output that a node does not have is an error wherever the symbol is used.
+#[test]
+fn outputs_that_do_not_exist_are_refused() {
+    let engine = Engine::builder().workers(1).build().expect("the engine is built");
+    let runtime = Runtime::new(&engine, Device::Cpu, 0);
+    let data = Symbol::variable("data");
+    let loss = Symbol::apply(SoftmaxCrossEntropy { scale: 1.0 }, "loss", &[&data]);
+    let array = |shape: &[usize]| Array::full(&runtime, shape, 0.0).expect("enough memory");
+    let arguments: Arrays = [("data".into(), array(&[2, 4])), ("loss_label".into(), array(&[2]))].into();
+    let shapes = [("data".into(), vec![2, 4]), ("loss_label".into(), vec![2])].into();
+    let check = |symbol: &Symbol, expected: &str| {
+        let active = Symbol::apply(simple::RELU.with(0.0), "active", &[symbol]);
+        for symbol in [symbol, &active] {
+            let names = symbol.arguments();
+            let mut arguments = arguments.clone();
+            arguments.retain(|name, _| names.contains(name));
+            let mut shapes: BTreeMap<_, _> = BTreeMap::clone(&shapes);
+            shapes.retain(|name, _| names.contains(name));
+            let bound = Executor::bind(&[symbol], &runtime, &arguments, &Gradients::new());
+            let errors = [
+                symbol.infer_shapes(&shapes).unwrap_err(),
+                bound.unwrap_err(),
+                Tape::new().apply_all(symbol, &arguments).unwrap_err(),
+            ];
+            errors.iter().for_each(|error| assert_eq!(error.to_string(), expected));
+        }
+    };
+    check(&loss.output(2), "`loss` has 2 outputs, numbered from 0, but output 2 is used");
+    check(&data.output(1), "`data` has 1 outputs, numbered from 0, but output 1 is used");
+}
+
 /// The tape follows reshaped arrays, and refuses slices instead of losing parts of a gradient.
 #[test]
 fn a_tape_follows_whole_arrays() {

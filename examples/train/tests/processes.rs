@@ -10,9 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpi::{Threading, topology::SimpleCommunicator};
+use mpi::topology::SimpleCommunicator;
 use raddle::{Device, Engine, Recorder, SimulatedGpu, simulated::Clock};
-use raddle_train::{Array, Error, Runtime, Shape, exchange::Exchange, training::Processes};
+use raddle_train::{
+    Array, Error, Runtime, Shape,
+    exchange::{self, Exchange},
+    training::Processes,
+};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_raddle-train-mpi");
 
@@ -50,7 +54,7 @@ struct Worker {
 }
 
 fn worker(keys: impl FnOnce(usize) -> Vec<(String, Shape)>, limit: u64) -> Result<Worker, Error> {
-    let (universe, _) = mpi::initialize_with_threading(Threading::Serialized).expect("this is the first call of MPI");
+    let universe = exchange::start()?;
     let rank = mpi::topology::Communicator::rank(&universe.world()) as usize;
     let recorder = Recorder::new();
     let gpus = (0..2).map(|_| SimulatedGpu::builder().clock(Clock::Instantly).build());
@@ -225,6 +229,35 @@ fn worker_hangs() {
         keys(rank)
     };
     let _ = worker(hang, 3);
+}
+
+/// One of the processes never starts MPI.
+#[test]
+fn a_process_that_does_not_start_ends_the_others() {
+    let start = Instant::now();
+    let mut mpirun = mpirun(PROGRAM, &[":", "-n", "1", "sleep", "60"]);
+    let output = mpirun.output().expect("mpirun is installed");
+    let (text, time) = (text(&output), start.elapsed());
+    assert!(!output.status.success() && time < Duration::from_secs(20), "{time:?}: {text}");
+    assert!(text.contains("the start of MPI has taken 10s: a process has died or hangs"), "{text}");
+}
+
+#[test]
+fn a_process_that_is_stopped_before_the_end_ends_the_others() {
+    let (success, text, time) = workers("worker_is_stopped");
+    assert!(!success && time < Duration::from_secs(20), "{time:?}: {text}");
+    assert!(text.contains("the end of MPI has taken 10s: a process has died or hangs"), "{text}");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn worker_is_stopped() {
+    let universe = exchange::start().expect("this is the first call of MPI");
+    if mpi::topology::Communicator::rank(&universe.world()) == 2 {
+        let stopped = Command::new("sh").args(["-c", &format!("kill -STOP {}", std::process::id())]).status();
+        assert!(stopped.expect("there is a shell").success());
+    }
+    exchange::end(universe).expect("the thread is started");
 }
 
 /// Returns the state of a process and its parent.

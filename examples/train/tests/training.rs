@@ -46,6 +46,25 @@ fn a_truncated_or_damaged_file_is_refused() {
 }
 
 #[test]
+fn images_that_do_not_exist_are_refused() {
+    // A file of one image without pixels, with its hash.
+    let mut bytes = b"DIGITS01\x01\0\0\0\0\x08\x0a\x10\x03".to_vec();
+    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3);
+    bytes.extend(bytes.iter().fold(0xCBF2_9CE4_8422_2325, mix).to_le_bytes());
+    assert_eq!(Images::parse(bytes).unwrap_err(), "the images have no pixels: they have 0 rows and 8 columns");
+    let (engine, images) = (engine(PLACES[0]), images());
+    let runtime = Runtime::new(&engine, Device::Cpu, 5);
+    let errors = [
+        images.arrays(&runtime, &[0, 1797]).unwrap_err(),
+        Loader::new(&images, &runtime, vec![0, 1797], 1, 1, 1).unwrap_err(),
+        report::picture(Path::new("no/such/file"), &images, &[(1797, 0, 1)]).unwrap_err(),
+    ];
+    errors.iter().for_each(|error| assert_eq!(error.to_string(), "there is no image 1797 among 1797"));
+    // As many epochs as can be counted.
+    Loader::new(&images, &runtime, (0..100).collect(), 10, usize::MAX, 1).expect("enough images");
+}
+
+#[test]
 fn the_split_is_fixed() {
     let (learn, test) = images().split();
     assert_eq!((learn.len(), test.len(), &test[..3]), (1438, 359, &[4, 9, 14][..]));

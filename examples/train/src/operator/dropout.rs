@@ -1,11 +1,6 @@
 //! An operator that drops some values during training.
 
-use super::{Operator, Signature};
-use crate::{
-    Shape,
-    error::{Misfit, known},
-    task::{View, Views},
-};
+use crate::{Misfit, Operator, Shape, Signature, View, Views, error::known};
 
 /// An operator that, in training, sets each value to zero with a given probability and scales up the others to preserve
 /// the mean. Outside training, it changes nothing.
@@ -19,8 +14,7 @@ pub struct Dropout {
 
 impl Operator for Dropout {
     fn signature(&self) -> Signature {
-        let signature = Signature::new("Dropout", &["data"], &[], &[1]);
-        Signature { in_place: [&[(0, 0)]; 2], random: [true, false], ..signature }
+        Signature { in_place: [true; 2], random: [true, false], ..Signature::new("Dropout", &["data"], &[], &[1]) }
     }
 
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {

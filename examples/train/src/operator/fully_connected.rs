@@ -1,13 +1,8 @@
 //! A layer in which each output depends on each input.
 
-use super::{Operator, Signature};
-use crate::{
-    Shape,
-    error::{Misfit, known, settle},
-    kernels::{Matrix, multiply},
-    task::{Mode, Views},
-    volume,
-};
+use crate::error::{known, settle};
+use crate::kernels::{Matrix, multiply};
+use crate::{Misfit, Operator, Out, Shape, Signature, View, Views, volume};
 
 /// `result = data weightᵀ + bias`. All axes of the data except the first are treated as one.
 #[derive(Clone, Copy, Debug)]
@@ -33,29 +28,29 @@ impl Operator for FullyConnected {
 
     fn forward(&self, mut views: Views<'_>) {
         let ([data, weight, bias], out) = ([views.ins[0], views.ins[1], views.ins[2]], &mut views.outs[0]);
-        // The output starts as the bias, to which the product is added.
+        // The bias is stored first or, with `Mode::Add`, added to the old values. Then the product is added.
         out.fill(|i| bias.values[i % self.outputs]);
-        let width = data.values.len() / data.shape[0];
-        multiply(Matrix::new(data.values, width), Matrix::new(weight.values, width).transposed(), out.values, true);
+        let [data, weight] = [data, weight].map(matrix);
+        multiply(data, weight.transposed(), out.values, true);
     }
 
     fn backward(&self, mut views: Views<'_>) {
-        let [gradient, data, weight] = [views.ins[0], views.ins[1], views.ins[2]];
-        let width = data.values.len() / data.shape[0];
-        let gradients = Matrix::new(gradient.values, self.outputs);
+        let [gradient, data, weight] = [views.ins[0], views.ins[1], views.ins[2]].map(matrix);
+        views.outs.iter_mut().for_each(Out::begin_sum);
         let [of_data, of_weight, of_bias] = &mut views.outs[..] else { return };
         if of_data.is_needed() {
-            multiply(gradients, Matrix::new(weight.values, width), of_data.values, of_data.mode == Mode::Add);
+            multiply(gradient, weight, of_data.values, true);
         }
         if of_weight.is_needed() {
-            let data = Matrix::new(data.values, width);
-            multiply(gradients.transposed(), data, of_weight.values, of_weight.mode == Mode::Add);
+            multiply(gradient.transposed(), data, of_weight.values, true);
         }
-        if of_bias.is_needed() {
-            of_bias.begin_sum();
-            for row in gradient.values.chunks_exact(self.outputs) {
-                of_bias.values.iter_mut().zip(row).for_each(|(sum, gradient)| *sum += gradient);
-            }
+        for row in views.ins[0].values.chunks_exact(self.outputs.max(1)) {
+            of_bias.values.iter_mut().zip(row).for_each(|(sum, gradient)| *sum += gradient);
         }
     }
+}
+
+/// Returns an array as a matrix with one row for each index of the first axis.
+fn matrix(view: View<'_>) -> Matrix<'_> {
+    Matrix::new(view.values, [view.shape[0], volume(&view.shape[1..])])
 }

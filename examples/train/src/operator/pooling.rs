@@ -1,11 +1,6 @@
 //! An operator that downsamples images.
 
-use super::{Operator, Signature};
-use crate::{
-    Shape,
-    error::{Misfit, known},
-    task::{Mode, Views},
-};
+use crate::{Misfit, Operator, Shape, Signature, Views, error::known};
 
 /// How the pixels of a square are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,9 +15,9 @@ pub enum PoolingKind {
 /// `[examples, channels, rows, columns]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Pooling {
-    /// Rows and columns of a square.
+    /// The number of rows of a square.
     pub size: usize,
-    /// How its pixels are combined.
+    /// How the pixels of a square are combined.
     pub kind: PoolingKind,
 }
 
@@ -36,10 +31,10 @@ impl Pooling {
         (0..size * size).map(move |i| corner + i / size * width + i % size)
     }
 
-    /// Returns the index of the largest value in a square.
+    /// Returns the index of the largest value in a square, or of the first one among equal values.
     fn largest(&self, values: &[f32], data: &[usize], place: usize) -> usize {
-        let first = self.square(data, place).next().unwrap_or(0);
-        self.square(data, place).fold(first, |best, i| if values[i] > values[best] { i } else { best })
+        let square = self.square(data, place);
+        square.reduce(|best, i| if values[i] > values[best] { i } else { best }).unwrap_or_default()
     }
 }
 
@@ -51,7 +46,7 @@ impl Operator for Pooling {
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
         let data = known(inputs, 0, "data")?;
         match data[..] {
-            [count, channels, height, width] if height % self.size == 0 && width % self.size == 0 => {
+            [count, channels, height, width] if [height, width].map(|n| n.checked_rem(self.size)) == [Some(0); 2] => {
                 Ok(vec![vec![count, channels, height / self.size, width / self.size]])
             }
             _ => Err(Misfit::new("data", format!("[_, _, a multiple of {0}, a multiple of {0}]", self.size), &data)),
@@ -71,7 +66,7 @@ impl Operator for Pooling {
 
     fn backward(&self, mut views: Views<'_>) {
         let ([gradient, data], out) = ([views.ins[0], views.ins[1]], &mut views.outs[0]);
-        if out.mode == Mode::Null {
+        if !out.is_needed() {
             return;
         }
         out.begin_sum();

@@ -1,19 +1,17 @@
 //! The loss function of a classification.
 
-use super::{Operator, Signature};
-use crate::{
-    Shape,
-    error::{Misfit, known, settle},
-    task::Views,
-};
+use crate::error::{known, settle};
+use crate::{Misfit, Operator, Shape, Signature, Views};
 
 /// The sum over all examples of `-ln(probability of the label)`, times a scale. The data have the shape
 /// `[examples, classes]`.
 ///
-/// The second output holds the probabilities ("softmax").
+/// The second output holds the probabilities ("softmax"). If a label is not less than the number of classes, the sum is
+/// NaN.
 #[derive(Clone, Copy, Debug)]
 pub struct SoftmaxCrossEntropy {
-    /// The reciprocal of the number of examples in a batch, even if this operator sees only part of the batch.
+    /// The factor of the sum. For a mean, it is the reciprocal of the number of examples in a batch, even if this
+    /// operator sees only part of the batch.
     pub scale: f32,
 }
 
@@ -34,10 +32,11 @@ impl Operator for SoftmaxCrossEntropy {
         let [loss, probabilities] = &mut views.outs[..] else { return };
         let classes = data.shape[1];
         let mut sum = 0.0;
-        for (example, row) in data.values.chunks_exact(classes).enumerate() {
+        for (example, row) in data.values.chunks_exact(classes.max(1)).enumerate() {
             let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let total: f32 = row.iter().map(|value| (value - largest).exp()).sum();
-            sum -= row[label.values[example] as usize] - largest - total.ln();
+            let value = row.get(label.values[example] as usize).unwrap_or(&f32::NAN);
+            sum -= value - largest - total.ln();
             if probabilities.is_needed() {
                 let out = probabilities.values[example * classes..].iter_mut();
                 out.zip(row).for_each(|(out, value)| *out = (value - largest).exp() / total);
