@@ -110,8 +110,8 @@ fn files_for_external_readers() {
 
         let many = Recorder::with_capacity(256 << 20);
         let engine = Engine::builder().workers(2).recorder(&many).build().unwrap();
-        for number in 0..20_000 {
-            engine.op(format!("one of many {number}")).push((), |()| {}).unwrap();
+        for number in 0..60_000 {
+            engine.op(format!("one of many {}", number % 20_000)).push((), |()| {}).unwrap();
         }
         engine.wait_for_all().unwrap();
         folder.write_trace("many", &many.take());

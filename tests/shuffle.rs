@@ -168,6 +168,21 @@ fn priorities_have_no_effect() {
     });
 }
 
+#[test]
+fn operations_on_several_workers_start_after_delays() {
+    watched(|| {
+        let recorder = raddle::Recorder::new();
+        let engine = Engine::builder().workers(2).pin(false).shuffle(1).recorder(&recorder).build().unwrap();
+        for _ in 0..200 {
+            engine.op("op").submit((), |()| {}).unwrap().wait().unwrap();
+        }
+        let mut waited: Vec<_> = recorder.take().ops().iter().filter_map(raddle::TracedOp::queued).collect();
+        waited.sort_unstable();
+        // Half of the delays are longer than half of the longest one, which is 100 µs.
+        assert!(waited[waited.len() / 2] >= Duration::from_micros(40), "operations start at once: {waited:?}");
+    });
+}
+
 /// Computes a Fibonacci number with waits inside operations.
 fn fib(engine: &Engine, n: u64) -> u64 {
     if n < 2 {

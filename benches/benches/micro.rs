@@ -174,12 +174,23 @@ fn main() {
     steps.run("operator, 1 write, one variable", |_| operator.push().expect("push"));
 
     // In every round, each step is measured without and then with a recorder.
-    let recorded_steps: [(&str, Step<'_>); 4] = [
+    let recorded_steps: [(&str, Step<'_>); 6] = [
         ("push, 1 write", &|engine, tokens| {
             pushes(engine, &|i| engine.push_sync(|_| {}, [], [&tokens[i as usize % 64]]).expect("push"))
         }),
         ("push, 1 write, one variable", &|engine, tokens| {
             pushes(engine, &|_| engine.push_sync(|_| {}, [], [&tokens[0]]).expect("push"))
+        }),
+        ("push, 1 write, named", &|engine, tokens| {
+            pushes(engine, &|i| {
+                engine.op("named").writes([&tokens[i as usize % 64]]).push_sync(|_| {}).expect("push");
+            })
+        }),
+        ("push, 1 read + 1 write", &|engine, tokens| {
+            pushes(engine, &|i| {
+                let (read, written) = (&tokens[(i as usize + 7) % 64], &tokens[i as usize % 64]);
+                engine.push_sync(|_| {}, [read], [written]).expect("push");
+            })
         }),
         ("run, 1 write", &|engine, tokens| {
             runs(engine, &|i| engine.push_sync(|_| {}, [], [&tokens[i as usize % 64]]).expect("push"))

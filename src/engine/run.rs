@@ -99,18 +99,17 @@ impl Core {
         if let Some(result) = called {
             return self.complete(op, result, FnState::Called, ready);
         }
-        let disposition = self.disposition_at(&op, Device::Cpu);
-        if let Disposition::Run = disposition {
-            self.record_start(&op);
-        }
-        match disposition {
+        match self.disposition_at(&op, Device::Cpu) {
             Disposition::Run if op.task().has(flag::DEVICE) => self.run_on_device(op, ready),
-            Disposition::Run if op.task().has(flag::ASYNC) => self.start_async(op, ready),
-            Disposition::Run if op.task().has(flag::PARENT) => {
-                self.start_parent(op);
-                Epilogue::Nothing
-            }
             Disposition::Run => {
+                self.record_start(&op);
+                if op.task().has(flag::ASYNC) {
+                    return self.start_async(op, ready);
+                }
+                if op.task().has(flag::PARENT) {
+                    self.start_parent(op);
+                    return Epilogue::Nothing;
+                }
                 let result = self.call(&op);
                 self.complete(op, result, FnState::Called, ready)
             }
@@ -391,6 +390,7 @@ impl Core {
             gpu.return_stream(stream);
             return self.skip(op, failure, ready);
         }
+        self.record_start(&op);
         let mut result = self.call_on(&op, &mut stream);
         if self.is_forked() {
             // The stream is not dropped either: a thread of the parent process may have locked its device.

@@ -21,7 +21,9 @@ pub struct Diagnosis {
 pub struct Finding {
     /// What was checked.
     pub about: &'static str,
-    /// What was found.
+    /// What a latency-sensitive program asks of the machine.
+    pub asked: &'static str,
+    /// What was found, or granted.
     pub found: String,
     /// What to do about the finding, if anything.
     pub advice: Option<String>,
@@ -43,10 +45,10 @@ impl Diagnosis {
 
 impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Finding { about, found, advice } in &self.findings {
+        for Finding { about, asked, found, advice } in &self.findings {
             let mark = if advice.is_some() { "!" } else { " " };
             writeln!(f, "{mark} {about:<22} {found}")?;
-            advice.iter().try_for_each(|advice| writeln!(f, "  {:22} {advice}", ""))?;
+            advice.iter().try_for_each(|advice| writeln!(f, "  {:22} asked for: {asked}; {advice}", ""))?;
         }
         Ok(())
     }
@@ -66,67 +68,198 @@ impl fmt::Display for Diagnosis {
 /// ```
 #[must_use]
 pub fn doctor() -> Diagnosis {
-    let looks: [fn() -> Option<Finding>; 13] = [
-        cores,
-        quota,
-        pinning,
-        priority,
-        isolation,
-        siblings,
-        frequency,
-        time_source,
-        timer_slack,
-        wake_up,
-        sleep,
-        huge_pages,
-        gpus,
+    let allowed = topology::allowed();
+    let findings = [
+        cores(allowed.len(), read("/sys/devices/system/cpu/online").as_deref()),
+        quota(topology::parallelism(&allowed), allowed.len()),
+        refused_cores(&allowed).map_or_else(nothing, |refused| pinning(&refused)),
+        scheduling().map_or_else(nothing, |(policy, nice, most)| priority(policy, nice, most)),
+        read_if_there("/sys/devices/system/cpu/isolated").map_or_else(nothing, |isolated| isolation(&isolated)),
+        read("/sys/devices/system/cpu/smt/active").map_or_else(nothing, |active| siblings(&active)),
+        read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").map_or_else(nothing, |name| frequency(&name)),
+        time_source(
+            read("/sys/devices/system/clocksource/clocksource0/current_clocksource").as_deref(),
+            measure_clock(),
+            clock::reads_counter(),
+        ),
+        slack().map_or_else(nothing, timer_slack),
+        measure_wake_ups().map_or_else(nothing, wake_up),
+        sleep(measure_sleeps()),
+        read("/sys/kernel/mm/transparent_hugepage/enabled").map_or_else(nothing, |setting| huge_pages(&setting)),
+        gpus(driver().as_deref(), &models(), cfg!(feature = "cuda")),
     ];
-    Diagnosis { findings: looks.into_iter().filter_map(|look| look()).collect() }
+    Diagnosis { findings: findings.into_iter().flatten().collect() }
 }
 
-fn finding(about: &'static str, found: impl Into<String>, advice: Option<&str>) -> Option<Finding> {
-    Some(Finding { about, found: found.into(), advice: advice.map(str::to_owned) })
+// ------------------------------------------------------------------------------------------------------- findings ----
+
+// Each of these functions depends only on its arguments, so that tests reach all advice.
+
+fn finding(
+    (about, asked): (&'static str, &'static str),
+    found: impl Into<String>,
+    advice: Option<&str>,
+) -> Option<Finding> {
+    Some(Finding { about, asked, found: found.into(), advice: advice.map(str::to_owned) })
 }
+
+/// The result of a check that the system does not support.
+fn nothing() -> Option<Finding> {
+    None
+}
+
+fn cores(allowed: usize, online: Option<&str>) -> Option<Finding> {
+    let all = online.map_or(String::new(), |online| format!("; online: {online}"));
+    let few = "with one core, operations run one after the other; allow more with `taskset`";
+    finding(("cores", "several cores"), format!("{allowed} cores may be used{all}"), (allowed < 2).then_some(few))
+}
+
+fn quota(granted: usize, cores: usize) -> Option<Finding> {
+    let about = ("quota", "the time of all cores that may be used");
+    if granted >= cores {
+        return finding(about, "the control group grants the time of all cores", None);
+    }
+    let found = format!("the control group grants the time of {granted} of {cores} cores");
+    finding(about, found, Some("beyond that, threads are suspended; raise `cpu.max`, or use fewer workers"))
+}
+
+fn pinning(refused: &[usize]) -> Option<Finding> {
+    let about = ("pinning", "a thread on each core that may be used");
+    if refused.is_empty() {
+        return finding(about, "threads can be pinned to every core", None);
+    }
+    let found = format!("refused for the cores {refused:?}");
+    finding(about, found, Some("workers run unpinned there; check the cpuset of the container"))
+}
+
+/// The highest real-time priority that the system allows.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
+enum Most {
+    Unknown,
+    Unlimited,
+    Only(u64),
+}
+
+fn priority(policy: &str, nice: i32, most: Most) -> Option<Finding> {
+    let allowed = match most {
+        Most::Unknown => "the limit of real-time priorities is unknown".to_owned(),
+        Most::Only(0) => "real-time priorities are allowed only with CAP_SYS_NICE".to_owned(),
+        Most::Unlimited => "every real-time priority is allowed".to_owned(),
+        Most::Only(most) => format!("real-time priorities above {most} are allowed only with CAP_SYS_NICE"),
+    };
+    let advice = if matches!(policy, "SCHED_BATCH" | "SCHED_IDLE") {
+        Some("the kernel favours other programs; start this one with `chrt --other 0`")
+    } else {
+        (nice > 0).then_some("other programs take precedence; start this one with nice 0")
+    };
+    let found = format!("{policy}, nice {nice}, which threads of engines inherit; {allowed}");
+    finding(("priority", "at least that of other programs"), found, advice)
+}
+
+fn isolation(isolated: &str) -> Option<Finding> {
+    let none = "none: other programs and the kernel may interrupt every core";
+    let found = if isolated.is_empty() { none } else { isolated };
+    finding(("isolated cores", "cores that nothing interrupts"), found, None)
+}
+
+fn siblings(active: &str) -> Option<Finding> {
+    let about = ("hyperthreads", "a physical core for each worker");
+    match active {
+        "0" => finding(about, "off, or hidden by a hypervisor", None),
+        _ => finding(
+            about,
+            "on: two logical cores share one physical core",
+            Some("for even latencies, use one worker for each physical core: `EngineBuilder::workers`"),
+        ),
+    }
+}
+
+fn frequency(governor: &str) -> Option<Finding> {
+    let advice = "cores slow down when they are idle; set the governor with `cpupower frequency-set -g performance`";
+    let advice = (governor != "performance").then_some(advice);
+    finding(("frequency governor", "a constant, high frequency"), governor, advice)
+}
+
+fn time_source(source: Option<&str>, each: Duration, reads_counter: bool) -> Option<Finding> {
+    let counter = if reads_counter { "traces read the time stamp counter" } else { "traces read `Instant`" };
+    let source = source.map_or(String::new(), |source| format!("{source}, "));
+    let advice = "each reading of the clock is a system call; boot with `tsc=reliable` if the hardware permits it";
+    let found = format!("{source}read in {} ns; {counter}", each.as_nanos());
+    finding(("clock", "a clock that is read without a system call"), found, (each > SLOW_CLOCK).then_some(advice))
+}
+
+fn timer_slack(nanos: i64) -> Option<Finding> {
+    let found = format!("{nanos} ns on this thread; workers that sleep for a set time use 1 ns");
+    finding(("timer slack", "sleeps that end on time"), found, None)
+}
+
+/// `times` are the round trips of a wake-up and an answer.
+fn wake_up(mut times: Vec<Duration>) -> Option<Finding> {
+    times.sort_unstable();
+    let (median, most) = (times[times.len() / 2], times[times.len() * 9 / 10]);
+    let found = format!("round trip in {median:.1?}; 90 % within {most:.1?}");
+    let advice = "`IdlePolicy::Spin` keeps workers awake, at the price of their cores";
+    finding(("waking a thread", "threads that wake quickly"), found, (median > SLOW_WAKE_UP).then_some(advice))
+}
+
+/// `late` says how late each of several sleeps ended.
+fn sleep(mut late: Vec<Duration>) -> Option<Finding> {
+    late.sort_unstable();
+    let (median, most) = (late[late.len() / 2], late[late.len() - 1]);
+    finding(("sleeping", "sleeps that end on time"), format!("ends {median:.1?} late; at most {most:.1?}"), None)
+}
+
+fn huge_pages(setting: &str) -> Option<Finding> {
+    let chosen = setting.split_whitespace().find(|word| word.starts_with('[')).unwrap_or(setting);
+    finding(("huge pages", "few page faults"), chosen.trim_matches(['[', ']']), None)
+}
+
+fn gpus(driver: Option<&str>, models: &[String], is_built: bool) -> Option<Finding> {
+    let about = ("GPUs", "a driver, and a build that uses it");
+    let found = driver.map(|driver| match models {
+        [] => format!("none listed; {driver}"),
+        models => format!("{}; {driver}", models.join(", ")),
+    });
+    match (found, is_built) {
+        (Some(found), true) => finding(about, found, None),
+        (Some(found), false) => {
+            finding(about, found, Some("this build cannot use them; enable the feature `cuda` of raddle"))
+        }
+        (None, true) => finding(about, "no NVIDIA driver", Some("install the driver; see the guide on GPUs")),
+        (None, false) => finding(about, "no NVIDIA driver, and built without the feature `cuda`", None),
+    }
+}
+
+// --------------------------------------------------------------------------------------------------- measurements ----
+
+/// A clock takes longer than this to read if each reading is a system call.
+const SLOW_CLOCK: Duration = Duration::from_micros(1);
+
+/// A parked thread that takes longer than this to answer was probably on a core that slept deeply, or waited for other
+/// programs.
+const SLOW_WAKE_UP: Duration = Duration::from_micros(100);
 
 /// Returns the trimmed text of a system file, or `None` if there is no text.
 fn read(path: &str) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
-    let text = text.trim();
-    (!text.is_empty()).then(|| text.to_owned())
+    read_if_there(path).filter(|text| !text.is_empty())
 }
 
-fn cores() -> Option<Finding> {
-    let (allowed, online) = (topology::allowed(), thread::available_parallelism().ok());
-    let all = read("/sys/devices/system/cpu/online").map_or(String::new(), |online| format!("; online: {online}"));
-    let found = format!("{} cores may be used{all}", allowed.len());
-    let few =
-        (allowed.len() < 2).then_some("with one core, operations run one after the other; allow more with `taskset`");
-    online.and_then(|_| finding("cores", found, few))
+/// Returns the trimmed text of a system file, which may be empty, or `None` if it cannot be read.
+fn read_if_there(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-fn quota() -> Option<Finding> {
-    let cores = topology::allowed().len();
-    let granted = topology::parallelism(&topology::allowed());
-    if granted >= cores {
-        return finding("quota", "the control group grants the time of all cores", None);
-    }
-    let found = format!("the control group grants the time of {granted} of {cores} cores");
-    finding("quota", found, Some("beyond that, threads are suspended; raise `cpu.max`, or use fewer workers"))
+/// Returns the cores to which a thread cannot be pinned.
+fn refused_cores(cores: &[usize]) -> Option<Vec<usize>> {
+    let cores = cores.to_vec();
+    let refused = thread::spawn(move || cores.into_iter().filter(|&core| !topology::keep_to_one(core)).collect());
+    refused.join().ok()
 }
 
-fn pinning() -> Option<Finding> {
-    let allowed = topology::allowed();
-    let refused = thread::spawn(move || allowed.iter().copied().filter(|&core| !topology::keep_to_one(core)).collect());
-    let refused: Vec<usize> = refused.join().ok()?;
-    if refused.is_empty() {
-        return finding("pinning", "threads can be pinned to every core", None);
-    }
-    let found = format!("refused for the cores {refused:?}");
-    finding("pinning", found, Some("workers run unpinned there; check the cpuset of the container"))
-}
-
+/// Returns the scheduling policy, the nice value, and the highest real-time priority.
 #[cfg(all(target_os = "linux", not(miri)))]
-fn priority() -> Option<Finding> {
+fn scheduling() -> Option<(&'static str, i32, Most)> {
     // SAFETY: the call changes nothing.
     let policy = unsafe { libc::sched_getscheduler(0) };
     // SAFETY: as above.
@@ -142,82 +275,42 @@ fn priority() -> Option<Finding> {
         libc::SCHED_IDLE => "SCHED_IDLE",
         _ => "an unknown policy",
     };
-    let allowed = match limit.rlim_cur {
-        _ if !is_known => "the limit of real-time priorities is unknown".to_owned(),
-        0 => "real-time priorities are allowed only with CAP_SYS_NICE".to_owned(),
-        libc::RLIM_INFINITY => "every real-time priority is allowed".to_owned(),
-        most => format!("real-time priorities above {most} are allowed only with CAP_SYS_NICE"),
+    let most = match limit.rlim_cur {
+        _ if !is_known => Most::Unknown,
+        libc::RLIM_INFINITY => Most::Unlimited,
+        most => Most::Only(most),
     };
-    let advice = if matches!(policy, "SCHED_BATCH" | "SCHED_IDLE") {
-        Some("the kernel favours other programs; start this one with `chrt --other 0`")
-    } else {
-        (nice > 0).then_some("other programs take precedence; start this one with nice 0")
-    };
-    finding("priority", format!("{policy}, nice {nice}, which threads of engines inherit; {allowed}"), advice)
+    Some((policy, nice, most))
 }
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
-fn priority() -> Option<Finding> {
+fn scheduling() -> Option<(&'static str, i32, Most)> {
     None
 }
 
-fn isolation() -> Option<Finding> {
-    let isolated = read("/sys/devices/system/cpu/isolated");
-    match isolated {
-        Some(isolated) => finding("isolated cores", isolated, None),
-        None if fs::metadata("/sys/devices/system/cpu/isolated").is_ok() => {
-            finding("isolated cores", "none: other programs and the kernel may interrupt every core", None)
-        }
-        None => None,
-    }
-}
-
-fn siblings() -> Option<Finding> {
-    match read("/sys/devices/system/cpu/smt/active")?.as_str() {
-        "0" => finding("hyperthreads", "off, or hidden by a hypervisor", None),
-        _ => finding(
-            "hyperthreads",
-            "on: two logical cores share one physical core",
-            Some("for even latencies, use one worker for each physical core: `EngineBuilder::workers`"),
-        ),
-    }
-}
-
-fn frequency() -> Option<Finding> {
-    let governor = read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")?;
-    let advice = "cores slow down when they are idle; set the governor with `cpupower frequency-set -g performance`";
-    let advice = (governor != "performance").then_some(advice);
-    finding("frequency governor", governor, advice)
-}
-
-fn time_source() -> Option<Finding> {
-    let source = read("/sys/devices/system/clocksource/clocksource0/current_clocksource");
-    let counter = if clock::reads_counter() { "traces read the time stamp counter" } else { "traces read `Instant`" };
-    let start = Instant::now();
+/// Returns how long a reading of the clock takes.
+fn measure_clock() -> Duration {
     const READS: u32 = 1000;
+    let start = Instant::now();
     (0..READS).for_each(|_| _ = std::hint::black_box(Instant::now()));
-    let each = start.elapsed() / READS;
-    let slow = each > Duration::from_micros(1);
-    let source = source.map_or(String::new(), |source| format!("{source}, "));
-    let advice = "each reading of the clock is a system call; boot with `tsc=reliable` if the hardware permits it";
-    finding("clock", format!("{source}read in {} ns; {counter}", each.as_nanos()), slow.then_some(advice))
+    start.elapsed() / READS
 }
 
+/// Returns the timer slack of this thread in nanoseconds.
 #[cfg(all(target_os = "linux", not(miri)))]
-fn timer_slack() -> Option<Finding> {
+fn slack() -> Option<i64> {
     // SAFETY: the call changes nothing.
     let slack = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) };
-    let found = format!("{slack} ns on this thread; workers that sleep for a set time use a slack of 1 ns");
-    (slack >= 0).then(|| finding("timer slack", found, None)).flatten()
+    (slack >= 0).then(|| i64::from(slack))
 }
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
-fn timer_slack() -> Option<Finding> {
+fn slack() -> Option<i64> {
     None
 }
 
 /// Measures how long a parked thread takes to answer.
-fn wake_up() -> Option<Finding> {
+fn measure_wake_ups() -> Option<Vec<Duration>> {
     const ROUNDS: usize = 50;
     let main = thread::current();
     let answer = move |main: &Thread| {
@@ -238,46 +331,23 @@ fn wake_up() -> Option<Finding> {
     }
     // The other thread may still be waiting for the last wake-up.
     other.thread().unpark();
-    times.sort_unstable();
-    let (median, most) = (times[ROUNDS / 2], times[ROUNDS * 9 / 10]);
-    let found = format!("round trip in {median:.1?}; 90 % within {most:.1?}");
-    let advice = "`IdlePolicy::Spin` keeps workers awake, but idle workers then occupy their cores";
-    finding("waking a thread", found, (median > Duration::from_micros(100)).then_some(advice))
+    Some(times)
 }
 
-fn sleep() -> Option<Finding> {
+/// Measures how late sleeps end.
+fn measure_sleeps() -> Vec<Duration> {
     const ASKED: Duration = Duration::from_micros(200);
-    let late = (0..20).map(|_| {
+    let late = |_| {
         let start = Instant::now();
         thread::sleep(ASKED);
         start.elapsed().saturating_sub(ASKED)
-    });
-    let mut late: Vec<Duration> = late.collect();
-    late.sort_unstable();
-    finding("sleeping", format!("ends {:.1?} late; at most {:.1?}", late[10], late[19]), None)
+    };
+    (0..20).map(late).collect()
 }
 
-fn huge_pages() -> Option<Finding> {
-    let setting = read("/sys/kernel/mm/transparent_hugepage/enabled")?;
-    let chosen = setting.split_whitespace().find(|word| word.starts_with('[')).unwrap_or(&setting);
-    finding("huge pages", chosen.trim_matches(['[', ']']).to_owned(), None)
-}
-
-fn gpus() -> Option<Finding> {
-    let driver = read("/proc/driver/nvidia/version").and_then(|text| text.lines().next().map(str::to_owned));
-    let driver = driver.map(|driver| match models() {
-        models if models.is_empty() => format!("none listed; {driver}"),
-        models => format!("{}; {driver}", models.join(", ")),
-    });
-    let built = cfg!(feature = "cuda");
-    match (driver, built) {
-        (Some(driver), true) => finding("GPUs", driver, None),
-        (Some(driver), false) => {
-            finding("GPUs", driver, Some("this build cannot use them; enable the feature `cuda` of raddle"))
-        }
-        (None, true) => finding("GPUs", "no NVIDIA driver", Some("install the driver; see the guide on GPUs")),
-        (None, false) => finding("GPUs", "no NVIDIA driver, and built without the feature `cuda`", None),
-    }
+/// Returns the first line of what NVIDIA's driver reports.
+fn driver() -> Option<String> {
+    read("/proc/driver/nvidia/version").and_then(|text| text.lines().next().map(str::to_owned))
 }
 
 /// Returns the models of the GPUs that the driver lists.
@@ -293,6 +363,56 @@ fn models() -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_check_gives_its_advice_when_it_should() {
+        let (fast, slow) = (Duration::from_nanos(30), Duration::from_millis(1));
+        let times = |slow_ones: usize| (0..50).map(|index| if index < slow_ones { slow } else { fast }).collect();
+        let model = ["NVIDIA H100".to_owned()];
+        let cases: [(Option<Finding>, &str, Option<&str>); 31] = [
+            (cores(1, None), "1 cores may be used", Some("allow more")),
+            (cores(2, Some("0-3")), "2 cores may be used; online: 0-3", None),
+            (quota(1, 4), "the time of 1 of 4 cores", Some("raise `cpu.max`")),
+            (quota(4, 4), "the time of all cores", None),
+            (quota(5, 4), "the time of all cores", None),
+            (pinning(&[]), "to every core", None),
+            (pinning(&[3, 5]), "refused for the cores [3, 5]", Some("unpinned")),
+            (priority("SCHED_OTHER", 0, Most::Unknown), "nice 0, which threads of engines inherit; the limit", None),
+            (priority("SCHED_OTHER", -5, Most::Only(0)), "allowed only with CAP_SYS_NICE", None),
+            (priority("SCHED_OTHER", 5, Most::Only(50)), "above 50 are allowed only", Some("with nice 0")),
+            (priority("SCHED_FIFO", 0, Most::Unlimited), "SCHED_FIFO, nice 0", None),
+            (priority("SCHED_BATCH", 0, Most::Unlimited), "every real-time priority", Some("chrt --other 0")),
+            (priority("SCHED_IDLE", 5, Most::Unlimited), "SCHED_IDLE, nice 5", Some("chrt --other 0")),
+            (isolation(""), "none: ", None),
+            (isolation("2-3"), "2-3", None),
+            (siblings("0"), "off", None),
+            (siblings("1"), "on: ", Some("for each physical core")),
+            (frequency("performance"), "performance", None),
+            (frequency("powersave"), "powersave", Some("cpupower")),
+            (time_source(Some("tsc"), fast, true), "tsc, read in 30 ns; traces read the time stamp", None),
+            (time_source(None, SLOW_CLOCK, false), "read in 1000 ns; traces read `Instant`", None),
+            (time_source(Some("xen"), slow, false), "xen, read in 1000000 ns", Some("tsc=reliable")),
+            (timer_slack(50_000), "50000 ns", None),
+            (wake_up(times(10)), "round trip in 30.0ns; 90 % within 1.0ms", None),
+            (wake_up(times(26)), "round trip in 1.0ms", Some("IdlePolicy::Spin")),
+            (sleep(times(1)), "ends 30.0ns late; at most 1.0ms", None),
+            (huge_pages("always [madvise] never"), "madvise", None),
+            (gpus(Some("driver 1"), &model, true), "NVIDIA H100; driver 1", None),
+            (gpus(Some("driver 1"), &[], false), "none listed; driver 1", Some("feature `cuda`")),
+            (gpus(None, &[], true), "no NVIDIA driver", Some("install the driver")),
+            (gpus(None, &[], false), "no NVIDIA driver, and built without", None),
+        ];
+        for (finding, found, advice) in cases {
+            let finding = finding.expect("each check finds something");
+            assert!(finding.found.contains(found), "{finding:?}");
+            assert_eq!(finding.advice.is_some(), advice.is_some(), "{finding:?}");
+            assert!(finding.advice.iter().all(|given| given.contains(advice.unwrap_or_default())), "{finding:?}");
+            let (about, asked) = (finding.about, finding.asked);
+            let text = Diagnosis { findings: vec![finding] }.to_string();
+            assert_eq!(text.starts_with(&format!("! {about}")), advice.is_some(), "{text}");
+            assert_eq!(text.contains(&format!("asked for: {asked}; ")), advice.is_some(), "{text}");
+        }
+    }
 
     #[test]
     fn a_diagnosis_has_findings_and_prints_them() {

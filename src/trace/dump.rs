@@ -91,7 +91,7 @@ impl fmt::Display for WaitKind {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PendingOp {
-    /// Identifies the operation in traces, if the engine is recorded, observed or watched.
+    /// Identifies the operation in traces. Known for the same engines as `age`.
     pub id: Option<OpId>,
     /// The operation's name, which is empty if it has none.
     pub name: Name,
@@ -106,7 +106,9 @@ pub struct PendingOp {
     /// Where the operation runs. Known only for engines with a [recorder](crate::EngineBuilder::recorder) or a
     /// [profile](crate::EngineBuilder::profile).
     pub place: Option<String>,
-    /// The time since the operation's push. Known only for the same engines as `place`.
+    /// The time since the operation's push. Known for the same engines as `place`, and for those that have an
+    /// [observer](crate::EngineBuilder::observer) or a [watchdog](crate::EngineBuilder::watchdog), or that
+    /// [shuffle](crate::EngineBuilder::shuffle).
     pub age: Option<Duration>,
     /// The priority closest to 0 among those that the engine treats as equal to the operation's.
     pub priority: i32,

@@ -1,7 +1,7 @@
 //! Trace files: the code shared by the formats.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io::{self, Write},
     time::Duration,
 };
@@ -75,10 +75,11 @@ pub(super) struct Slice<'a> {
 pub(super) struct Exporter<F> {
     format: F,
     tracks: HashMap<(bool, Place), Track>,
-    /// Operations not yet written, because later traces may show that others depend on them.
+    /// Operations not yet written, because the next trace may show that others depend on them.
     held: Vec<TracedOp>,
-    /// The arrows leading to operations not yet written, keyed by operation.
-    arrows_in: HashMap<OpId, Vec<u64>>,
+    /// The arrows leading to operations not yet written, keyed by the operations at their ends and at their starts. The
+    /// latter may have been written.
+    arrows_in: HashMap<OpId, HashMap<OpId, u64>>,
     arrows_out: HashMap<OpId, Vec<u64>>,
     next_arrow: u64,
     /// The end of the last operation on each stream. The next operation there is drawn after it.
@@ -99,31 +100,38 @@ impl<F: Format> Exporter<F> {
         })
     }
 
-    /// Writes the operations kept from the previous trace and keeps the operations of `trace` that have ended.
+    /// Writes the operations kept from the previous trace and keeps the operations of `trace` that are over.
+    ///
+    /// An arrow has a number as soon as one of its operations is over and the other one is in a trace, even if that has
+    /// yet to start. A rectangle that was written thus has the starts of all arrows to operations that were pushed
+    /// before. If such an operation is skipped, its arrows have no ends, which viewers ignore.
     pub(super) fn add(&mut self, out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
-        let mut held: Vec<OpId> = self.held.iter().map(|op| op.id).collect();
-        let ended = || trace.ops.iter().filter(|op| op.ended.is_some());
-        held.extend(ended().map(|op| op.id));
-        held.sort_unstable();
+        let mut unwritten: HashSet<OpId> = self.held.iter().map(|op| op.id).collect();
+        unwritten.extend(trace.ops.iter().filter(|op| op.ended.is_some()).map(|op| op.id));
         for op in &trace.ops {
-            if self.arrows_in.contains_key(&op.id) {
-                // The operation was in an earlier trace, before it ended.
-                continue;
-            }
-            for before in op.depends_on.iter().filter(|before| held.binary_search(before).is_ok()) {
-                self.arrows_out.entry(*before).or_default().push(self.next_arrow);
-                self.arrows_in.entry(op.id).or_default().push(self.next_arrow);
-                self.next_arrow += 1;
+            for before in op.depends_on.iter().filter(|before| unwritten.contains(before)) {
+                self.arrows_in.entry(op.id).or_default().entry(*before).or_insert_with(|| {
+                    let arrow = self.next_arrow;
+                    self.next_arrow += 1;
+                    self.arrows_out.entry(*before).or_default().push(arrow);
+                    arrow
+                });
             }
         }
-        let before = std::mem::replace(&mut self.held, ended().cloned().collect());
+        if trace.lost > 0 {
+            // Operations whose ends were lost will not be written.
+            let known: HashSet<OpId> = trace.ops.iter().chain(&self.held).map(|op| op.id).collect();
+            self.arrows_in.retain(|op, _| known.contains(op));
+        }
+        let over = trace.ops.iter().filter(|op| op.is_over).cloned().collect();
+        let before = std::mem::replace(&mut self.held, over);
         before.iter().try_for_each(|op| self.write(out, trace, op))
     }
 
-    /// Writes the remaining operations, including the operations of `last` that have not ended.
+    /// Writes the remaining operations, including the operations of `last` that are not over.
     pub(super) fn end(mut self, out: &mut dyn Write, last: &Trace) -> io::Result<()> {
         let before = std::mem::take(&mut self.held);
-        let open = last.ops.iter().filter(|op| op.ended.is_none());
+        let open = last.ops.iter().filter(|op| !op.is_over);
         before.iter().chain(open).try_for_each(|op| self.write(out, last, op))?;
         self.format.end(out)?;
         out.flush()
@@ -136,6 +144,10 @@ impl<F: Format> Exporter<F> {
             // The operation was skipped or has not yet run.
             return Ok(());
         }
+        // Other arrows were expected, but lead to nothing. The list of an operation that has run is sorted.
+        let is_real = |before: &OpId| op.depends_on.binary_search(before).is_ok();
+        let arrows_in: Vec<u64> =
+            arrows_in.into_iter().filter(|(before, _)| is_real(before)).map(|(_, arrow)| arrow).collect();
         let (label, notes) = (op.label(), notes(trace, op));
         let category = if op.internal { "engine" } else { "operation" };
         let on_gpu = op.runs.first().map(|run| run.place).filter(|place| matches!(place, Place::Gpu { .. }));

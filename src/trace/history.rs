@@ -53,9 +53,12 @@ pub struct TracedOp {
     pub ended: Option<Duration>,
     /// How the operation ended.
     pub outcome: Option<Outcome>,
+    pub(super) is_over: bool,
     /// Where and when the operation's function ran. There may be several runs if the function waited.
     pub runs: Vec<Run>,
-    /// The operations in the trace that preceded this one on its variables and for which it had to wait.
+    /// The operations in the trace that preceded this one on its variables and for which it had to wait. Empty until
+    /// the operation starts. If more than 1024 operations in a row read a variable, the next operation to mutate it
+    /// depends on all of them, but only the last 1024 are listed.
     pub depends_on: Vec<OpId>,
 }
 
@@ -72,6 +75,14 @@ pub struct Run {
 }
 
 impl TracedOp {
+    /// Returns whether the history is complete: the operation has ended, and its function does not run any more. The
+    /// function of an asynchronous operation may return long after the operation has ended. Later traces do not contain
+    /// an operation that is over.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
     /// Returns how long the function ran, excluding the time it spent waiting for other operations.
     #[must_use]
     pub fn ran(&self) -> Duration {
@@ -200,13 +211,13 @@ pub(super) struct History {
     engines: Vec<EngineInfo>,
     /// Shared with the traces that still exist.
     names: Arc<Names>,
-    /// The operations that have not ended.
+    /// The operations that are not over.
     open: HashMap<OpId, TracedOp>,
-    /// Operations that have ended, kept for the program.
+    /// Operations that are over, kept for the program.
     ended: Vec<TracedOp>,
     /// Whether the program takes traces.
     pub(super) is_kept: bool,
-    /// Operations that have ended, kept for a profile.
+    /// Operations that are over, kept for a profile.
     to_export: Vec<TracedOp>,
     /// Whether a profile is being written.
     pub(super) is_exported: bool,
@@ -245,7 +256,7 @@ struct Thread {
 }
 
 /// The last operations to use a variable.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Variable {
     writer: Option<OpId>,
     /// The operations that have read the variable since its last mutation.
@@ -291,7 +302,8 @@ impl History {
     }
 
     /// Adds an event of `thread`. Events must be added in the order of their times, except that the start of a function
-    /// may come late: after other events of its time, but before the events that the function caused.
+    /// may come late: a whole reading after other events of its time, if it was in no ring and was not found beside
+    /// one, but before the events that the function caused.
     pub(super) fn add(&mut self, thread: u16, time: Duration, event: Event) {
         self.last = self.last.max(time);
         let Some(on) = self.threads.get_mut(usize::from(thread)) else { return };
@@ -367,7 +379,8 @@ impl History {
 
     /// Closes the history of an operation that has ended and whose function has returned.
     fn close(&mut self, op: OpId) {
-        let op = self.open.remove(&op);
+        let mut op = self.open.remove(&op);
+        op.iter_mut().for_each(|op| op.is_over = true);
         self.free_variables(op.as_ref());
         op.iter().for_each(|op| self.stats.add(op));
         if self.is_exported {
@@ -439,7 +452,7 @@ impl History {
         self.threads.get(usize::from(thread)).map_or("", |thread| &thread.name)
     }
 
-    /// Returns the operations that have ended since the last call, and copies of those that have not ended.
+    /// Returns the operations that are over since the last call, and copies of those that are not over.
     pub(super) fn take(&mut self) -> Trace {
         let (ended, lost) = (std::mem::take(&mut self.ended), std::mem::take(&mut self.lost));
         let mut trace = self.trace(ended, lost);
@@ -448,10 +461,25 @@ impl History {
         trace
     }
 
-    /// Returns the same as [`take`](Self::take), for a profile. Operations may depend on operations in earlier traces.
+    /// Returns the same as [`take`](Self::take), for a profile. Operations may depend on operations in earlier traces,
+    /// and those that have not started have the [expected](Self::expect) dependencies.
     pub(super) fn export(&mut self) -> Trace {
         let (ended, lost) = (std::mem::take(&mut self.to_export), std::mem::take(&mut self.lost_to_export));
-        self.trace(ended, lost)
+        let mut trace = self.trace(ended, lost);
+        self.expect(&mut trace.ops);
+        trace
+    }
+
+    /// Adds to operations that have not started those for which they will have to wait, provided that operations
+    /// entered the queues in the order of `ops`, in which their pushes began.
+    fn expect(&self, ops: &mut [TracedOp]) {
+        let mut variables: HashMap<VarId, Variable> = HashMap::new();
+        for op in ops.iter_mut().filter(|op| op.started.is_none() && op.ended.is_none()) {
+            for &(variable, mode) in &op.accesses {
+                let now = || self.variables.get(&variable).cloned().unwrap_or_default();
+                variables.entry(variable).or_insert_with(now).use_by(op.id, mode, &mut op.depends_on);
+            }
+        }
     }
 
     fn trace(&self, mut ops: Vec<TracedOp>, lost: u64) -> Trace {
@@ -498,6 +526,7 @@ impl TracedOp {
             returned: None,
             ended: None,
             outcome: None,
+            is_over: false,
             runs: Vec::new(),
             depends_on: Vec::new(),
         }

@@ -11,9 +11,10 @@ use crate::values::{device::Device, name::Name};
 /// Program code that an engine calls at each step of an operation, on the thread that takes the step. See
 /// [`EngineBuilder::observer`](crate::EngineBuilder::observer).
 ///
-/// The calls are made immediately, between the engine's steps, so they should be quick. An observer must neither push
-/// nor wait: such calls return errors. A panic is logged and has no other effect. Calls for one operation occur in the
-/// order of these methods, except that `returned` may come after `ended`.
+/// The calls are made immediately, between the engine's steps, so they should be quick. An observer must neither wait
+/// nor push to an engine with observers: such calls return errors. An engine without observers accepts its pushes, but
+/// holds them back if it is full. A panic is logged and has no other effect. Calls for one operation occur in the order
+/// of these methods, except that `returned` may come after `ended`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

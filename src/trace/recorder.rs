@@ -158,10 +158,11 @@ impl Recorder {
     }
 
     /// Returns a recorder with room for `bytes` of events on each thread. A push takes 32 bytes if the operation has no
-    /// name and at most one access, and otherwise 64 bytes, and 32 more for every four accesses beyond the first two.
-    /// The other events of an operation take 32 bytes each. Most operations have one or two: one if they become ready
-    /// after their push, and one for the run, from the call of the function until the end. A function that pushes, or
-    /// that ends before its operation, adds one, and each wait adds two.
+    /// name and at most one access, provided that its time fits beside them, as it nearly always does. Any other push
+    /// takes 64 bytes, and 32 more for every four accesses beyond the first two. The other events of an operation take
+    /// 32 bytes each. Most operations have one or two: one if they become ready after their push, and one for the run,
+    /// from the call of the function until the end. A function adds one event if it pushes or ends another operation,
+    /// two if it returns before its operation ends, and, if it waits, one and two more for each wait.
     ///
     /// ```
     /// let recorder = raddle::Recorder::with_capacity(64 << 20); // for long runs
@@ -190,8 +191,8 @@ impl Recorder {
         }
     }
 
-    /// Takes the trace of everything since the last call or the recorder's creation. Operations that have not ended
-    /// appear in this trace with their events so far, and in full in a later trace.
+    /// Takes the trace of everything since the last call or the recorder's creation. Operations that are not
+    /// [over](crate::TracedOp::is_over) appear in this trace with their events so far, and in full in a later trace.
     ///
     /// This may be called at any time, even while operations run. The first call on a recorder younger than 10 ms
     /// sleeps until the recorder is that old, to measure the rate of the processor's clock.
@@ -473,7 +474,7 @@ impl State {
         let mut ended = Vec::new();
         self.rings.retain_mut(|ring| {
             // Checked before the ring is read: a thread that has ended writes no more.
-            let is_over = ring.slots.is_abandoned();
+            let is_over = ring.shared.is_over();
             let thread = ring.thread;
             // Looked at before the ring is read: if the call has ended by now, the ring holds it, or held it before.
             let running = ring.shared.running().filter(|&(_, ticks, _)| ticks <= until);

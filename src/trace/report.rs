@@ -10,7 +10,7 @@ use std::{
 use super::{
     chrome::Json,
     event::{OpId, Place},
-    history::{Trace, TracedOp},
+    history::{Run, Trace, TracedOp},
 };
 
 /// The page, without its data.
@@ -146,6 +146,7 @@ impl Trace {
         let _ = write!(data, r#""names":[{}],"#, list(&mut labels.iter().map(|name| Json(name).to_string())));
         let tracks = &mut places.iter().map(|&place| Json(&self.place(place)).to_string());
         let _ = write!(data, r#""tracks":[{}],"#, list(tracks));
+        let _ = write!(data, r#""busy":[{}],"#, list(&mut busy(&ops, &places).iter().map(u128::to_string)));
         // A row: name, pushed, ready, started, ended, whether it is critical, the operations it depends on, runs.
         let row = |op: &&TracedOp| {
             let time = |time: Option<Duration>| time.map_or("null".to_owned(), |time| nanos(time).to_string());
@@ -178,6 +179,22 @@ impl Trace {
         data.push('}');
         data
     }
+}
+
+/// Returns for how many nanoseconds functions ran at each of the `places`, which are sorted. A function that runs inside
+/// another one adds nothing.
+fn busy(ops: &[&TracedOp], places: &[Place]) -> Vec<u128> {
+    let mut runs: Vec<&Run> = ops.iter().flat_map(|op| &op.runs).collect();
+    runs.sort_by_key(|run| run.from);
+    let mut busy = vec![(0, Duration::ZERO); places.len()];
+    for run in runs {
+        let place = places.binary_search_by_key(&sort_key(run.place), |&place| sort_key(place));
+        if let Ok((time, until)) = place.map(|index| &mut busy[index]) {
+            *time += run.to.saturating_sub(run.from.max(*until)).as_nanos();
+            *until = run.to.max(*until);
+        }
+    }
+    busy.into_iter().map(|(time, _)| time).collect()
 }
 
 /// Returns the key by which rows are sorted: engine, lane and worker; threads come last.

@@ -4,8 +4,9 @@
 //!
 //! * The list of a thread's writers, the pointer to the one used last, and a writer's cells: only the thread.
 //! * [`RingShared`]: the thread stores, and the reader of the ring loads. These are counts and snapshots for diagnostics,
-//!   which own nothing. A reader that finds a call reads the rings afterwards, and so finds the events that preceded the
-//!   call, such as the operation's push.
+//!   which own nothing. A reader that finds a call then reads this ring, and so finds what the thread wrote before the
+//!   call. The operation's push may be in a ring that was read before; it is found nevertheless, since the call is
+//!   ignored unless it came before that reading.
 
 use std::{
     cell::{Cell, RefCell},
@@ -13,7 +14,7 @@ use std::{
     sync::{
         Arc,
         atomic::{
-            AtomicU64,
+            AtomicBool, AtomicU64,
             Ordering::{Acquire, Relaxed, Release},
         },
     },
@@ -30,6 +31,8 @@ pub(super) struct RingShared {
     /// The number of events that did not fit since the reader last read it.
     pub(super) lost: AtomicU64,
     running: Running,
+    /// Whether the thread writes no more.
+    is_over: AtomicBool,
 }
 
 /// The function that the thread has called last, in case its start is not yet in the ring.
@@ -68,10 +71,10 @@ impl Running {
         self.check.store(Self::check(op.0, from, place), Release);
     }
 
-    /// Makes readers find no call.
+    /// Makes readers find no call, since its start is in the ring or lost.
     fn clear(&self) {
-        // Relaxed: a snapshot for diagnostics.
-        self.check.store(0, Relaxed);
+        // Release: a reader that finds no call in `RingShared::running` finds its start in the ring.
+        self.check.store(0, Release);
     }
 
     /// Returns the time and the place of the call, as the thread has stored them.
@@ -84,11 +87,11 @@ impl Running {
 
 impl RingShared {
     /// Returns the operation whose function the thread has called last, when, and where. The function may have returned
-    /// since. Returns `None` if there is no such call, if the start is in the ring, or if the thread calls functions so
-    /// quickly that none is found.
+    /// since. Returns `None` if there is no such call, if the start is in the ring, if the thread calls functions so
+    /// quickly that none is found, or if it was interrupted while it stored one.
     pub(super) fn running(&self) -> Option<(OpId, u64, Place)> {
         for _ in 0..TRIES {
-            // Acquire: pairs with the store in `Running::set`.
+            // Acquire: pairs with the stores in `Running::set` and `Running::clear`.
             let check = self.running.check.load(Acquire);
             if check == 0 {
                 return None;
@@ -102,6 +105,12 @@ impl RingShared {
             std::hint::spin_loop();
         }
         None
+    }
+
+    /// Returns whether the thread writes no more. If so, the ring holds all that it has written.
+    pub(super) fn is_over(&self) -> bool {
+        // Acquire: pairs with the store in the drop of `Writer`.
+        self.is_over.load(Acquire)
     }
 }
 
@@ -208,6 +217,13 @@ impl Writer {
 
     fn is_abandoned(&self) -> bool {
         self.slots.try_borrow().is_ok_and(|slots| slots.is_abandoned())
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // Release: the thread's last events are in the ring, for `RingShared::is_over`.
+        self.shared.is_over.store(true, Release);
     }
 }
 
