@@ -3,7 +3,8 @@
 //! # States
 //!
 //! An entry is in the list while its thread waits. It is *suspended* while the thread runs program code during the
-//! wait.
+//! wait. It is *asked* from the time when another thread finds that this wait must end a cycle until its own thread has
+//! seen that.
 //!
 //! # Who may touch what
 //!
@@ -192,6 +193,7 @@ struct Entry {
     /// Borrowed by the call to `during` that added the entry.
     is_over: IsOverRef,
     is_suspended: bool,
+    is_asked: bool,
 }
 
 /// A function, callable from any thread, that returns whether a wait is over.
@@ -232,6 +234,17 @@ impl Entry {
 // the function may be called on any thread.
 unsafe impl Send for Entry {}
 
+/// What a waiter's thread needs to know in order to decide whether to look for a cycle.
+#[derive(Clone, Copy, Debug)]
+pub struct Situation {
+    /// The number of waiters.
+    pub waiters: u32,
+    /// Whether no other waiter began to wait later.
+    pub is_last: bool,
+    /// Whether another thread has found that this wait must end a cycle.
+    pub is_asked: bool,
+}
+
 /// A waiter, listed until the call to [`Waiters::during`] returns.
 #[derive(Debug)]
 pub struct Waiter<'w> {
@@ -263,18 +276,18 @@ impl Waiters {
             Some(task) => list.by_task.entry(task).or_default().push(number),
             None => _ = list.others.insert(number),
         }
-        list.entries.insert(number, Entry { number, engine, inside, goal, kind, is_over, is_suspended: false });
+        let entry = Entry { number, engine, inside, goal, kind, is_over, is_suspended: false, is_asked: false };
+        list.entries.insert(number, entry);
         drop(list);
         wait(&Waiter { waiters: self, number, kind })
     }
 
-    /// Calls `found` for each waiter that is still waiting, has no time limit, and has a goal for which `reached`
-    /// returns `true`. Passes the waiter's number, its kind and the operations inside which it waits. The waiter `own`
-    /// counts even with a time limit. Among waiters for a single operation, considers only those for `task`, and those
-    /// whose operation was being kept from entering a queue when the wait began.
+    /// Calls `found` for each waiter that is still waiting and has a goal for which `reached` returns `true`. Passes
+    /// the waiter's number, its kind and the operations inside which it waits. Among waiters for a single operation,
+    /// considers only those for `task`, and those whose operation was being kept from entering a queue when the wait
+    /// began.
     pub fn each_for(
         &self,
-        own: Option<u64>,
         task: Option<NonNull<()>>,
         mut reached: impl FnMut(&Goal<'_>) -> bool,
         mut found: impl FnMut(u64, Kind, &Inside),
@@ -282,8 +295,7 @@ impl Waiters {
         let list = lock(&self.list);
         let for_task = task.and_then(|task| list.by_task.get(&task)).into_iter().flatten();
         for entry in for_task.chain(&list.others).filter_map(|number| list.entries.get(number)) {
-            let counts = entry.kind != Kind::Timed || own == Some(entry.number);
-            if counts && reached(&entry.goal) && entry.waits() {
+            if reached(&entry.goal) && entry.waits() {
                 found(entry.number, entry.kind, &entry.inside);
             }
         }
@@ -294,9 +306,12 @@ impl Waiters {
         lock(&self.list).entries.values().any(Entry::waits)
     }
 
-    /// Returns the number of waiters.
-    pub fn count(&self) -> u32 {
-        u32::try_from(lock(&self.list).entries.len()).unwrap_or(u32::MAX)
+    /// Asks these waiters to look for a cycle soon.
+    pub fn ask(&self, numbers: impl IntoIterator<Item = u64>) {
+        let mut list = lock(&self.list);
+        for number in numbers {
+            list.entries.get_mut(&number).into_iter().for_each(|entry| entry.is_asked = true);
+        }
     }
 
     /// Whether every thread waiting for `engine` must still wait. A wait may be over although its thread has yet to
@@ -321,6 +336,20 @@ impl Waiter<'_> {
     /// Returns how the thread waits.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Returns what the waiter's thread needs to know in order to decide whether to look for a cycle. The waiter is no
+    /// longer asked.
+    pub fn situation(&self) -> Situation {
+        if self.waiters.process.is_foreign() {
+            return Situation { waiters: 1, is_last: false, is_asked: false };
+        }
+        let mut list = lock(&self.waiters.list);
+        let waiters = u32::try_from(list.entries.len()).unwrap_or(u32::MAX);
+        let is_last = list.entries.last_key_value().is_none_or(|(last, _)| *last == self.number);
+        let own = list.entries.get_mut(&self.number);
+        let is_asked = own.is_some_and(|own| std::mem::take(&mut own.is_asked));
+        Situation { waiters, is_last, is_asked }
     }
 
     /// Calls `f`. The waiter does not count as waiting during the call.
