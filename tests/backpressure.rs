@@ -1154,6 +1154,137 @@ fn an_operation_that_runs_in_a_push_may_end_the_engine() {
     });
 }
 
+// --------------------------------------------------------------------------------------------------------- stops ----
+
+#[test]
+fn a_full_engine_that_is_stopped_refuses_pushes() {
+    type Push = fn(OpBuilder<'_>) -> Result<(), PushError>;
+    let pushes: [(&str, Push); 4] = [
+        ("push", |op| op.push((), |()| {})),
+        ("submit", |op| op.submit((), |()| {}).map(drop)),
+        ("push_future", |op| op.push_future((), |()| async {})),
+        ("operator", |op| op.operator((), |()| {})?.push()),
+    ];
+    for (of_group, limit) in [(false, 1), (false, 7), (true, 1), (true, 7)] {
+        on_limited(&THREADED, 1, if of_group { 1_000 } else { limit }, move |engine| {
+            let group = of_group.then(|| engine.group().max_pending(limit));
+            let op = |name: &'static str| group.as_ref().map_or_else(|| engine.op(name), |group| group.op(name));
+            for _ in 0..3 {
+                let ran = Arc::new(AtomicUsize::new(0));
+                engine.stop(None).unwrap();
+                for _ in 0..limit {
+                    let ran = Arc::clone(&ran);
+                    op("kept").push((), move |()| _ = ran.fetch_add(1, SeqCst)).unwrap();
+                }
+                let drops = Drops::new();
+                let captured = drops.make();
+                let refused = op("late").push((), move |()| drop(captured));
+                assert_eq!(refused, Err(PushError::Full), "a push to a full engine that is stopped");
+                assert_eq!(drops.dropped(), 1, "the function was dropped");
+                for (name, push) in pushes {
+                    assert_eq!(push(op(name)), Err(PushError::Full), "{name}");
+                }
+                assert!(is_full(op("late").if_room()));
+                let mut room = pin!(op("waits").when_room());
+                assert!(matches!(block_on_within(room.as_mut(), MOMENT / 5), Err(NotInTime)));
+                assert_eq!((engine.pending(), ran.load(SeqCst)), (limit as u64, 0), "nothing was pushed, nothing ran");
+                engine.start().unwrap();
+                block_on(room).unwrap().push((), |()| {}).unwrap();
+                op("later").push((), |()| {}).unwrap();
+                engine.wait_for_all().unwrap();
+                assert_eq!(ran.load(SeqCst), limit);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_stop_ends_pushes_that_are_held_back() {
+    on_limited(&THREADED, 1, 2, |engine| {
+        let token = engine.token();
+        let behind = hold(&engine, &token);
+        // Pushes inside an operation are not held back, so the engine is still full when this operation has ended.
+        let (gate, started) = (Gate::new(), Gate::new());
+        let (inside, begins, inner, same) = (gate.clone(), started.clone(), engine.downgrade(), token.clone());
+        engine
+            .op("runs")
+            .push((), move |()| {
+                for _ in 0..3 {
+                    inner.op("behind").writes([&same]).push((), |()| {}).unwrap();
+                }
+                begins.open();
+                inside.pass();
+            })
+            .unwrap();
+        started.pass();
+        let mut room = pin!(engine.op("waits").when_room());
+        thread::scope(|scope| {
+            let pusher = scope.spawn(|| engine.op("held back").push((), |()| {}));
+            thread::sleep(MOMENT);
+            assert!(!pusher.is_finished(), "the push was not held back");
+            assert!(matches!(block_on_within(room.as_mut(), MOMENT / 5), Err(NotInTime)));
+            let stop = scope.spawn(|| engine.stop(None));
+            let start = Instant::now();
+            assert_eq!(pusher.join().unwrap(), Err(PushError::Full));
+            assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+            gate.open();
+            stop.join().unwrap().unwrap();
+        });
+        assert!(matches!(block_on_within(room.as_mut(), MOMENT / 5), Err(NotInTime)));
+        assert_eq!(engine.pending(), 4, "the held-back push left nothing behind");
+        engine.start().unwrap();
+        behind.open();
+        block_on(room).unwrap().push((), |()| {}).unwrap();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// Threads push, each in another way, while a limited engine is stopped and started. Every accepted operation runs.
+#[test]
+fn stops_and_starts_of_a_limited_engine_lose_no_operation() {
+    on_limited(&THREADED, 2, 4, |engine| {
+        let (ran, accepted) = (Arc::new(AtomicU64::new(0)), AtomicU64::new(0));
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let pushers: Vec<_> = (0..3)
+                .map(|way| {
+                    let (engine, ran, accepted) = (&engine, &ran, &accepted);
+                    scope.spawn(move || {
+                        for _ in 0..fewer(2_000) {
+                            let ran = Arc::clone(ran);
+                            let count = move |()| _ = ran.fetch_add(1, SeqCst);
+                            let op = match way {
+                                0 => Ok(engine.op("push")),
+                                1 => engine.op("if room").if_room(),
+                                _ => block_on(engine.op("when room").when_room()),
+                            };
+                            match op.and_then(|op| op.push((), count)) {
+                                Ok(()) => _ = accepted.fetch_add(1, SeqCst),
+                                Err(PushError::Full) if way < 2 => thread::yield_now(),
+                                Err(error) => panic!("{error}"),
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let (engine, is_over) = (&engine, &is_over);
+            scope.spawn(move || {
+                while !is_over.load(SeqCst) {
+                    engine.stop(None).unwrap();
+                    thread::sleep(Duration::from_micros(200));
+                    engine.start().unwrap();
+                    thread::sleep(Duration::from_micros(200));
+                }
+            });
+            let pushed: Vec<_> = pushers.into_iter().map(|pusher| pusher.join()).collect();
+            is_over.store(true, SeqCst);
+            pushed.into_iter().for_each(|pushed| pushed.unwrap());
+        });
+        engine.wait_for_all().unwrap();
+        assert_eq!(ran.load(SeqCst), accepted.load(SeqCst));
+    });
+}
+
 // ------------------------------------------------------------------------------------------------------- memory ----
 
 /// Pushes an operation that owns 32 KiB of memory and computes for a millisecond.

@@ -404,6 +404,69 @@ fn an_operation_whose_deadline_has_passed_fails_in_its_turn() {
     });
 }
 
+/// The deadline passes after the push. Operations of every kind compare it when their turn comes.
+#[test]
+fn a_deadline_that_passes_while_an_operation_waits_for_its_turn_cancels_the_operation() {
+    on_kinds(&KINDS, 1, |engine| {
+        let held = engine.var(0);
+        let outputs: Vec<_> = (0..6).map(|_| engine.var(0)).collect();
+        let gate = hold(&engine, held.token());
+        let (soon, group) = (Instant::now() + MOMENT, engine.group());
+        let accesses = |n: usize| (held.read(), outputs[n].write());
+        let late = |name: &'static str| engine.op(name).deadline(soon);
+        let submitted = late("submitted").submit(accesses(0), |_| unreachable!("the deadline has passed")).unwrap();
+        let _: &raddle::OpHandle<()> = &submitted;
+        let operator = late("operator").operator(accesses(1), |_| unreachable!("the deadline has passed")).unwrap();
+        let run = operator.submit().unwrap();
+        let future = late("future").submit_future(accesses(2), |_| async { unreachable!("the deadline has passed") });
+        let future = future.unwrap();
+        let _: &raddle::OpHandle<()> = &future;
+        late("asynchronous").push_async(accesses(3), |_, _| unreachable!("the deadline has passed")).unwrap();
+        let member = group.op("member").deadline(soon);
+        member.push(accesses(4), |_| unreachable!("the deadline has passed")).unwrap();
+        let in_time = engine.op("in time").deadline(soon + PATIENCE);
+        in_time.push(accesses(5), |(_, output)| *output = 1).unwrap();
+        thread::sleep(2 * MOMENT);
+        assert!(!submitted.is_done(), "a deadline does not shorten the wait for the turn");
+        gate.open();
+        let passed = |error: &OpError, name: &str| {
+            assert!(matches!(error.cause(), Cause::DeadlinePassed) && error.name() == name, "{error}");
+        };
+        passed(&failure(submitted.wait()), "submitted");
+        passed(&failure(run.wait()), "operator");
+        passed(&failure(block_on(future)), "future");
+        passed(&failure(group.wait()), "member");
+        for (output, name) in outputs.iter().zip(["submitted", "operator", "future", "asynchronous", "member"]) {
+            passed(&failure(engine.wait_for_var(output)), name);
+            assert_eq!(output.version(), 0, "{name} has mutated its variable");
+        }
+        assert_eq!(engine.get(&outputs[5]).unwrap(), 1);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// The parent starts in time. Its child, which inherits the deadline, was pushed in time but starts too late.
+#[test]
+fn a_child_is_cancelled_by_a_deadline_of_its_parent_that_passes_after_the_push() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let deadline = Instant::now() + 4 * MOMENT;
+        let parent = engine.op("parent").deadline(deadline).with_children().submit((value.write(), cx()), {
+            let value = value.clone();
+            move |(_, cx)| {
+                cx.child("child").push(value.write(), |_| unreachable!("the deadline has passed")).unwrap();
+                let in_time = Instant::now() < deadline;
+                thread::sleep(deadline.saturating_duration_since(Instant::now()) + MOMENT);
+                assert!(in_time, "the child was pushed too late, which tests nothing");
+            }
+        });
+        let failed = failure(parent.unwrap().wait());
+        assert!(matches!(failed.cause(), Cause::DeadlinePassed) && failed.name() == "child", "{failed}");
+        assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::DeadlinePassed));
+        engine.wait_for_all().unwrap();
+    });
+}
+
 // ------------------------------------------------------------------------------------------------------- groups ----
 
 #[test]
@@ -755,6 +818,59 @@ fn a_shutdown_cancels_members() {
 }
 
 // --------------------------------------------------------------------------------------------------- by shutdown ----
+
+/// On a naive engine, the pushing threads run the functions.
+#[test]
+fn a_running_operation_can_ask_whether_its_engine_cancels() {
+    on_kinds(&KINDS, 5, |engine| {
+        let (runs, running) = mpsc::channel();
+        let (group, ends) = (engine.group(), Gate::new());
+        thread::scope(|scope| {
+            let (engine, group) = (&engine, &group);
+            let asks = || {
+                let runs = runs.clone();
+                move |cx: &OpContext<'_>| asks_until_cancelled(cx, &runs)
+            };
+            let (plain, member, parent) = (asks(), asks(), asks());
+            let functions = [
+                scope.spawn(move || engine.op("plain").submit(cx(), plain).unwrap().wait()),
+                scope.spawn(move || group.op("member").submit(cx(), member).unwrap().wait()),
+                scope.spawn(move || engine.op("parent").with_children().submit(cx(), parent).unwrap().wait()),
+            ];
+            let (ask, result) = (asks(), mpsc::channel());
+            scope.spawn(move || {
+                let asynchronous = move |cx: &OpContext<'_>, done: raddle::Completion| {
+                    result.0.send(ask(cx)).unwrap();
+                    done.complete();
+                };
+                engine.op("asynchronous").push_async(cx(), asynchronous).unwrap();
+            });
+            let (begins, waits) = (runs.clone(), ends.clone());
+            let clean_up = scope.spawn(move || {
+                let clean_up = engine.op("clean-up").cleanup().submit(cx(), move |cx: &OpContext<'_>| {
+                    begins.send(()).unwrap();
+                    waits.pass();
+                    cx.is_cancelled()
+                });
+                clean_up.unwrap().wait()
+            });
+            for _ in 0..5 {
+                running.recv_timeout(PATIENCE).expect("all functions run");
+            }
+            // A shutdown that drains asks no function to stop.
+            engine.shutdown(Shutdown::Drain, Some(MOMENT)).expect_err("the functions run");
+            assert!(functions.iter().all(|function| !function.is_finished()), "a function stopped before");
+            engine.shutdown(Shutdown::Cancel, Some(MOMENT)).expect_err("the clean-up runs");
+            for function in functions {
+                assert!(function.join().unwrap().unwrap(), "a function was not asked to stop");
+            }
+            assert!(result.1.recv_timeout(PATIENCE).unwrap(), "the asynchronous function was not asked to stop");
+            ends.open();
+            assert!(!clean_up.join().unwrap().unwrap(), "the clean-up was asked to stop");
+        });
+        engine.shutdown(Shutdown::Cancel, Some(PATIENCE)).unwrap();
+    });
+}
 
 /// Dropping the last handle starts a drain, which must not undo the cancellation.
 #[test]

@@ -16,11 +16,11 @@ use std::{
 };
 
 use common::{
-    KINDS, MOMENT, Meeting, PATIENCE, THREADED, engine, hold, lock, on_kinds,
-    program::{Random, Source},
+    Gate, KINDS, MOMENT, Meeting, PATIENCE, THREADED, engine, hold, lock, on_kinds,
+    program::{Random, Source, fewer},
     watched,
 };
-use raddle::{Engine, EngineKind, OpHandle, Var, WaitError};
+use raddle::{Engine, EngineKind, Group, OpHandle, Var, WaitError};
 
 /// The time within which a wait that would never return must be refused.
 const FOUND: Duration = Duration::from_secs(if cfg!(raddle_tsan) { 20 } else { 5 });
@@ -81,7 +81,7 @@ fn a_wait_for_a_group_is_refused_because_of_members_of_groups_inside_it() {
             let again = value.clone();
             let outer = engine.op("outer").submit(value.write(), move |_| {
                 inner[depth - 1].op("member").push(again.read(), |_| ()).unwrap();
-                let results: Vec<_> = inner.iter().chain([&outermost]).map(raddle::Group::wait).collect();
+                let results: Vec<_> = inner.iter().chain([&outermost]).map(Group::wait).collect();
                 results
             });
             for refused in outer.unwrap().wait().unwrap() {
@@ -492,7 +492,7 @@ fn random_waits_for_earlier_groups_and_scopes_are_never_refused() {
         let (mut random, start) = (Random::new(1), Instant::now());
         let variables: Vec<_> = (0..5).map(|_| engine.var(0u64)).collect();
         while start.elapsed() < Duration::from_millis(1500) {
-            let mut groups: Vec<raddle::Group> = Vec::new();
+            let mut groups: Vec<Group> = Vec::new();
             for _ in 0..10 {
                 let group = engine.group();
                 for _ in 0..3 {
@@ -519,6 +519,258 @@ fn random_waits_for_earlier_groups_and_scopes_are_never_refused() {
             groups.iter().for_each(|group| group.wait().unwrap());
         }
     });
+}
+
+// ---------------------------------------------------------------------------------------- thousands of operations ----
+
+/// The number of operations pending behind each waiting operation, and of unrelated ones.
+const CROWD: usize = fewer(5_000);
+
+/// The documented time within which a cycle is found. Without optimization, and with sanitizers, searches are several
+/// times slower.
+const PROMISED: Duration = Duration::from_millis(if cfg!(raddle_tsan) {
+    2_000
+} else if cfg!(raddle_unpooled) {
+    500
+} else if cfg!(debug_assertions) {
+    200
+} else {
+    100
+});
+
+/// Repeats `attempt`, which returns how long a cycle lasted, until three cycles were found within the promised time.
+/// Fails after nine attempts; a busy machine may delay some of them.
+#[track_caller]
+fn in_time(what: &str, attempt: impl FnMut() -> Duration) {
+    let mut times = Vec::new();
+    for took in std::iter::repeat_with(attempt).take(9) {
+        times.push(took);
+        if times.iter().filter(|took| **took <= PROMISED).count() == 3 {
+            println!("{what}: {times:?}");
+            return;
+        }
+    }
+    panic!("{what}: cycles were found only after {times:?}");
+}
+
+/// Opens a gate when dropped, so that a test that fails does not hang.
+struct Opens(Gate);
+
+impl Drop for Opens {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
+/// Pushes unrelated operations, which are pending until the returned value is dropped.
+fn push_crowd(engine: &Engine) -> Opens {
+    let token = engine.token();
+    let gate = Opens(hold(engine, &token));
+    (0..CROWD).for_each(|_| engine.op("unrelated").writes([&token]).push((), |()| ()).unwrap());
+    gate
+}
+
+/// How thousands of operations stand between a waiting operation and the one for which it waits.
+#[derive(Clone, Copy, Debug)]
+enum Between {
+    Writers,
+    Readers,
+    /// Each names the variable of the one before it.
+    Chain,
+    /// The variable of the last one is named by the awaited operation.
+    Fan,
+}
+
+/// Pushes operations that wait for the holder of `value`. Returns the handle of the last of them.
+fn push_behind(engine: &Engine, value: &Var<i32>, between: Between) -> OpHandle<()> {
+    let mut last = value.clone();
+    for _ in 0..CROWD {
+        match between {
+            Between::Writers => engine.op("between").push(value.write(), |_| ()).unwrap(),
+            Between::Readers => engine.op("between").push(value.read(), |_| ()).unwrap(),
+            Between::Chain => {
+                let next = engine.var(0);
+                engine.op("between").push((last.read(), next.write()), |_| ()).unwrap();
+                last = next;
+            }
+            Between::Fan => {
+                last = engine.var(0);
+                engine.op("between").push((value.read(), last.write()), |_| ()).unwrap();
+            }
+        }
+    }
+    engine.op("behind").submit(last.write(), |_| ()).unwrap()
+}
+
+#[test]
+fn a_wait_behind_thousands_of_operations_is_refused_in_time() {
+    for between in [Between::Writers, Between::Readers, Between::Chain, Between::Fan] {
+        on_kinds(&KINDS, 2, move |engine| {
+            let unrelated = push_crowd(&engine);
+            in_time(&format!("{between:?}"), || {
+                let (value, inner) = (engine.var(0), engine.downgrade());
+                let again = value.clone();
+                let outer = engine.op("outer").submit(value.write(), move |_| {
+                    let behind = push_behind(&inner, &again, between);
+                    let start = Instant::now();
+                    (behind.wait(), start.elapsed())
+                });
+                let (refused, took) = outer.unwrap().wait().unwrap();
+                assert_eq!(deadlock(refused), names("outer", "behind"));
+                took
+            });
+            drop(unrelated);
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+#[test]
+fn waits_of_every_form_behind_thousands_of_operations_are_refused_in_time() {
+    type Wait = fn(&Engine, &Group, &Var<i32>, OpHandle<()>) -> Result<(), WaitError>;
+    let waits: [(&str, Wait); 5] = [
+        ("a wait with a time limit", |_, _, _, mut behind| behind.wait_timeout(PATIENCE)),
+        ("a wait for a variable", |engine, _, behind, _| engine.wait_for_var(behind)),
+        ("a read of a value", |engine, _, behind, _| engine.get(behind).map(drop)),
+        ("a wait for a group", |_, group, _, _| group.wait()),
+        ("the end of a scope", |engine, _, behind, _| {
+            let scoped = engine.scope(|s| s.op("inside").push(behind.read(), |_| ()));
+            scoped.map(|pushed| pushed.unwrap())
+        }),
+    ];
+    for (form, wait) in waits {
+        on_kinds(&KINDS, 2, move |engine| {
+            let unrelated = push_crowd(&engine);
+            in_time(form, || {
+                let (held, last, inner) = (engine.var(0), engine.var(0), engine.downgrade());
+                let (again, behind, group) = (held.clone(), last.clone(), engine.group());
+                let outer = engine.op("outer").submit(held.write(), move |_| {
+                    let handle = push_behind(&inner, &again, Between::Writers);
+                    (0..CROWD).for_each(|_| group.op("member").push(again.read(), |_| ()).unwrap());
+                    inner.op("last").push((again.read(), behind.write()), |_| ()).unwrap();
+                    let start = Instant::now();
+                    (wait(&inner, &group, &behind, handle), start.elapsed())
+                });
+                let (refused, took) = outer.unwrap().wait().unwrap();
+                assert!(matches!(refused, Err(WaitError::WouldDeadlock(_))), "{form}: {refused:?}");
+                took
+            });
+            drop(unrelated);
+            while engine.wait_for_all().is_err() {}
+        });
+    }
+}
+
+/// How one of two operations waits for the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Untimed,
+    Timed,
+    Scope,
+}
+
+/// Two operations, each with thousands behind it, wait for each other. The older wait has begun so long before that its
+/// thread searches rarely, but may be the one that must be refused. `beside` further operations wait as well.
+fn crossing(older: How, younger: How, refused: &'static str, beside: usize) {
+    on_kinds(&THREADED, 2, move |engine| {
+        let unrelated = push_crowd(&engine);
+        let signal = engine.token();
+        let held = Opens(hold(&engine, &signal));
+        for _ in 0..beside {
+            let (inner, signal) = (engine.downgrade(), signal.clone());
+            engine.op("beside").push((), move |()| inner.wait_for_var(&signal).unwrap()).unwrap();
+        }
+        in_time(&format!("{older:?} and {younger:?}, with {beside} more"), || {
+            let (a, b, meeting) = (engine.var(0), engine.var(0), Meeting::new(2));
+            let waits = |name: &'static str, own: &Var<i32>, other: &Var<i32>, how, pause| {
+                let (inner, meeting) = (engine.downgrade(), meeting.clone());
+                let (held, other) = (own.clone(), other.clone());
+                let waits = move |_: &mut i32| {
+                    drop(push_behind(&inner, &held, Between::Writers));
+                    raddle::blocking(|| meeting.join());
+                    raddle::blocking(|| thread::sleep(pause));
+                    let start = Instant::now();
+                    let result = if how == How::Scope {
+                        let scoped = inner.scope(|s| s.op("behind").push(other.write(), |_| ()));
+                        scoped.map(|pushed| pushed.unwrap())
+                    } else {
+                        let mut behind = inner.op("behind").submit(other.write(), |_| ()).unwrap();
+                        if how == How::Timed { behind.wait_timeout(PATIENCE / 4) } else { behind.wait() }
+                    };
+                    (result, start, Instant::now())
+                };
+                engine.op(name).submit(own.write(), waits).unwrap()
+            };
+            let first = waits("older", &a, &b, older, Duration::ZERO);
+            let second = waits("younger", &b, &a, younger, 8 * MOMENT);
+            let (older, _, older_end) = first.wait().unwrap();
+            let (younger, start, younger_end) = second.wait().unwrap();
+            let (of_refused, of_other, end) =
+                if refused == "older" { (older, younger, older_end) } else { (younger, older, younger_end) };
+            assert_eq!(deadlock(of_refused), names(refused, "behind"));
+            of_other.expect("the other wait returns");
+            end - start
+        });
+        drop((held, unrelated));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn the_younger_of_two_waits_with_thousands_behind_each_is_refused_in_time() {
+    crossing(How::Untimed, How::Untimed, "younger", 0);
+    crossing(How::Untimed, How::Timed, "younger", 0);
+    crossing(How::Untimed, How::Untimed, "younger", 50);
+}
+
+/// The younger wait's thread finds the cycle, and asks the older wait's thread to end it.
+#[test]
+fn an_older_wait_that_must_end_a_cycle_is_refused_in_time() {
+    crossing(How::Timed, How::Untimed, "older", 50);
+    crossing(How::Timed, How::Scope, "older", 50);
+    crossing(How::Untimed, How::Scope, "older", 50);
+}
+
+/// A hundred operations wait, half of them with a time limit. Behind each of them, fifty are pending.
+#[test]
+#[cfg(target_os = "linux")]
+#[ignore = "measures the CPU time of its process; run by another test in a separate process"]
+fn in_a_child_many_waits_share_a_small_part_of_a_core() {
+    for kind in THREADED {
+        watched(move || {
+            let engine = engine(kind, 2);
+            let signal = engine.token();
+            let gate = Opens(hold(&engine, &signal));
+            let (value, started) = (engine.var(0), Meeting::new(101));
+            for index in 0..100 {
+                let (inner, value, started) = (engine.downgrade(), value.clone(), started.clone());
+                let (own, signal) = (engine.var(0), signal.clone());
+                let waits = move |_: &mut i32| {
+                    raddle::blocking(|| started.join());
+                    let mut last = inner.op("last").reads([&signal]).submit(value.read(), |_| ()).unwrap();
+                    let waited = if index % 2 == 0 { last.wait() } else { last.wait_timeout(PATIENCE) };
+                    waited.unwrap();
+                };
+                engine.op("waits").push(own.write(), waits).unwrap();
+                (0..CROWD / 100).for_each(|_| engine.op("between").push(own.write(), |_| ()).unwrap());
+            }
+            started.join();
+            // Each wait has walked once, and soon after.
+            thread::sleep(Duration::from_secs(2));
+            let share = (0..3).map(|_| common::share_of_a_core()).fold(f64::INFINITY, f64::min);
+            println!("the {kind} engine uses {:.0} % of a core", 100.0 * share);
+            assert!(share <= 0.2, "the waits use {:.0} % of a core", 100.0 * share);
+            drop(gate);
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn many_waits_share_a_small_part_of_a_core() {
+    common::child_succeeds("in_a_child_many_waits_share_a_small_part_of_a_core");
 }
 
 // ------------------------------------------------------------------------------------------------------- engines ----

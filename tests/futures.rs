@@ -381,12 +381,22 @@ fn tasks_of_several_runtimes_share_variables() {
             }
         };
         let tokio: Vec<_> = (0..TASKS).map(|_| task("tokio")).collect();
+        let threaded: Vec<_> = (0..TASKS).map(|_| task("tokio with two threads")).collect();
         let smol: Vec<_> = (0..TASKS).map(|_| task("smol")).collect();
         let pollster = task("pollster");
         let threads = [
             thread::spawn(move || {
                 tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async move {
                     let tasks: Vec<_> = tokio.into_iter().map(tokio::spawn).collect();
+                    for task in tasks {
+                        task.await.unwrap();
+                    }
+                });
+            }),
+            thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+                let tasks: Vec<_> = threaded.into_iter().map(|task| runtime.spawn(task)).collect();
+                runtime.block_on(async {
                     for task in tasks {
                         task.await.unwrap();
                     }
@@ -406,7 +416,7 @@ fn tasks_of_several_runtimes_share_variables() {
         for thread in threads {
             thread.join().unwrap();
         }
-        let expected = (2 * TASKS + 1) * ROUNDS;
+        let expected = (3 * TASKS + 1) * ROUNDS;
         assert_eq!(engine.get(&total).unwrap(), expected);
         assert_eq!(engine.with(&log, Vec::len).unwrap(), expected);
         assert_eq!(total.version(), expected as u64);
@@ -892,9 +902,13 @@ type BoxedFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// Runs a future on an executor, or with a waker of the testkit. tokio and smol run it as a task.
 type Executor = fn(BoxedFuture<i32>) -> i32;
 
-const EXECUTORS: [(&str, Executor); 4] = [
+const EXECUTORS: [(&str, Executor); 5] = [
     ("tokio", |future| {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async { tokio::spawn(future).await.unwrap() })
+    }),
+    ("tokio with two threads", |future| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
         runtime.block_on(async { tokio::spawn(future).await.unwrap() })
     }),
     ("smol", |future| smol::block_on(smol::spawn(future))),
@@ -1168,23 +1182,67 @@ fn polls_never_block() {
         engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
     }
     for kind in KINDS {
-        watched(move || {
-            for (what, call) in CALLS {
-                let engine = common::engine(kind, 2);
-                let group = engine.group();
-                assert_polls_return(engine, group, what, call);
-            }
-            for (what, call) in CALLS_FOR_ROOM.into_iter().chain(CALLS_FOR_ROOM_IN_A_GROUP) {
-                let engine = Engine::builder().kind(kind).workers(2).pin(false).max_pending(1).build().unwrap();
-                let group = engine.group();
-                assert_polls_return(engine, group, what, call);
-            }
-            for (what, call) in CALLS_FOR_ROOM_IN_A_GROUP {
-                let engine = common::engine(kind, 2);
-                let group = engine.group().max_pending(1);
-                assert_polls_return(engine, group, what, call);
-            }
-        });
+        watched(move || each_call(kind, assert_polls_return));
+    }
+}
+
+/// Calls `f` once for each future available to programs, with an engine and a group, each time new, and the call.
+fn each_call(kind: EngineKind, f: impl Fn(Engine, Group, &'static str, AsyncCall)) {
+    for (what, call) in CALLS {
+        let engine = common::engine(kind, 2);
+        let group = engine.group();
+        f(engine, group, what, call);
+    }
+    for (what, call) in CALLS_FOR_ROOM.into_iter().chain(CALLS_FOR_ROOM_IN_A_GROUP) {
+        let engine = Engine::builder().kind(kind).workers(2).pin(false).max_pending(1).build().unwrap();
+        let group = engine.group();
+        f(engine, group, what, call);
+    }
+    for (what, call) in CALLS_FOR_ROOM_IN_A_GROUP {
+        let engine = common::engine(kind, 2);
+        let group = engine.group().max_pending(1);
+        f(engine, group, what, call);
+    }
+}
+
+/// Each executor polls each future while the operation awaited by the future is running, and is woken when that
+/// operation has ended.
+#[test]
+fn every_future_resolves_on_every_executor() {
+    for kind in KINDS {
+        for (executor, run) in EXECUTORS {
+            watched(move || {
+                each_call(kind, |engine, group, what, call| {
+                    println!("{what} on the {kind} engine, in {executor}");
+                    let value = engine.var(0);
+                    let (gate, pusher) = run_until_opened(&group, &value);
+                    let future = call(engine.clone(), value.clone(), group);
+                    let (polled, polls) = (AtomicBool::new(false), Gate::new());
+                    let (first_poll, of_value) = (polls.clone(), value.clone());
+                    let task = async move {
+                        let mut future = future;
+                        poll_fn(|cx| {
+                            let poll = future.as_mut().poll(cx);
+                            if !polled.swap(true, SeqCst) {
+                                assert!(poll.is_pending(), "{what} is ready while the operation before it runs");
+                                first_poll.open();
+                            }
+                            poll
+                        })
+                        .await;
+                        of_value.version() as i32
+                    };
+                    let opener = thread::spawn(move || {
+                        polls.pass();
+                        gate.open();
+                    });
+                    assert!(run(Box::pin(task)) >= 1, "{what} was ready early");
+                    opener.join().unwrap();
+                    pusher.join().unwrap();
+                    engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+                });
+            });
+        }
     }
 }
 

@@ -6,30 +6,11 @@
 
 use raddle_testkit as common;
 
-use std::{
-    fs, thread,
-    time::{Duration, Instant},
-};
+use std::{thread, time::Duration};
 
 use common::shapes::*;
-use common::{hold, watched};
+use common::{hold, share_of_a_core, watched};
 use raddle::{Engine, EngineKind, IdlePolicy};
-
-/// Returns the CPU time of this process, in the kernel's ticks of 10 ms.
-fn ticks() -> u64 {
-    let stat = fs::read_to_string("/proc/self/stat").expect("procfs");
-    // The name of the process, in parentheses, may contain any characters.
-    let fields = stat.rsplit(')').next().expect("a line of fields");
-    let field = |index: usize| fields.split_whitespace().nth(index).and_then(|text| text.parse::<u64>().ok());
-    field(11).expect("the user's time") + field(12).expect("the system's time")
-}
-
-/// Returns the share of one core that the process uses while this thread sleeps for one second.
-fn share_of_a_core() -> f64 {
-    let (start, before) = (Instant::now(), ticks());
-    thread::sleep(Duration::from_secs(1));
-    (ticks() - before) as f64 / 100.0 / start.elapsed().as_secs_f64()
-}
 
 fn work(engine: &Engine) {
     let value = engine.var(0);

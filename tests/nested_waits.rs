@@ -15,22 +15,29 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Gate, Meeting, hold, watched_for};
-use raddle::{Engine, EngineKind, OpHandle, WaitError, blocking};
+use common::{Gate, Meeting, PATIENCE, THREADED, engine, hold, watched_for};
+use raddle::{Engine, EngineKind, OpHandle, Var, WaitError, blocking};
 
 const LIMIT: Duration = Duration::from_secs(8);
 fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
-fn engine(workers: usize) -> Engine {
-    common::engine(EngineKind::PerDevice, workers)
+/// Runs `f` under the watchdog on an engine of each threaded kind, with `workers` workers.
+#[track_caller]
+fn on_each(workers: usize, f: impl Fn(Engine) + Clone + Send + 'static) {
+    for kind in THREADED {
+        let f = f.clone();
+        watched_for(LIMIT, move || {
+            println!("on the {kind} engine with {workers} workers");
+            f(engine(kind, workers));
+        });
+    }
 }
 
 /// A member pushed after the wait began must not run in place, since the wait would be buried under it.
 #[test]
 fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
-    watched_for(LIMIT, || {
-        let engine = engine(1);
+    on_each(1, |engine| {
         let inside = engine.downgrade();
         let took = engine.op("F").submit((), move |()| {
             let group = Arc::new(inside.group());
@@ -68,8 +75,7 @@ fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
 /// first, and the wait would remain buried under the operation.
 #[test]
 fn a_wait_is_not_buried_under_what_a_waiter_with_a_time_limit_awaits() {
-    watched_for(LIMIT, || {
-        let engine = engine(2);
+    on_each(2, |engine| {
         let inside = engine.downgrade();
         let v = engine.token();
         let outer = engine.op("F").submit((), move |()| {
@@ -117,8 +123,7 @@ fn a_wait_is_not_buried_under_what_a_waiter_with_a_time_limit_awaits() {
 /// After a nested `blocking`, the outer call must not block a worker.
 #[test]
 fn blocking_inside_blocking_leaves_the_worker_free() {
-    watched_for(LIMIT, || {
-        let engine = engine(1);
+    on_each(1, |engine| {
         let inside = engine.downgrade();
         let (tx, rx) = mpsc::channel::<()>();
         let ops = engine.op("F").submit((), move |()| {
@@ -152,8 +157,7 @@ fn blocking_inside_blocking_leaves_the_worker_free() {
 /// After a wait inside `blocking`, the call to `blocking` must not block a worker.
 #[test]
 fn a_wait_inside_blocking_leaves_the_worker_free() {
-    watched_for(LIMIT, || {
-        let engine = engine(1);
+    on_each(1, |engine| {
         let inside = engine.downgrade();
         let (tx, rx) = mpsc::channel::<()>();
         let ops = engine.op("F").submit((), move |()| {
@@ -169,11 +173,45 @@ fn a_wait_inside_blocking_leaves_the_worker_free() {
     });
 }
 
+/// Two threads push to an engine without workers. Each runs its operation, which waits for one behind the other's.
+#[test]
+fn one_of_two_operations_that_wait_for_each_other_on_threads_of_a_naive_engine_is_refused() {
+    watched_for(LIMIT, || {
+        for (timed, refused) in [([false, false], 1), ([true, false], 0), ([false, true], 1)] {
+            let engine = engine(EngineKind::Naive, 1);
+            let variables = [engine.var(0), engine.var(0)];
+            let meeting = Meeting::new(2);
+            let wait = |index: usize| {
+                let (inner, meeting, other) = (engine.downgrade(), meeting.clone(), variables[1 - index].clone());
+                let waits = engine.op(["first", "second"][index]).submit(variables[index].write(), move |own| {
+                    *own += 1;
+                    meeting.join();
+                    thread::sleep(ms(60 * index as u64));
+                    let mut behind = inner.op("behind").submit(other.write(), |value| *value += 10).unwrap();
+                    if timed[index] { behind.wait_timeout(PATIENCE) } else { behind.wait() }
+                });
+                waits.unwrap().wait().unwrap()
+            };
+            let results = thread::scope(|scope| {
+                let wait = &wait;
+                [0, 1].map(|index| scope.spawn(move || wait(index))).map(|thread| thread.join().unwrap())
+            });
+            let is_refused = [0, 1].map(|index| {
+                matches!(&results[index], Err(WaitError::WouldDeadlock(deadlock))
+                if deadlock.waiting() == Some(["first", "second"][index]) && deadlock.awaited() == Some("behind"))
+            });
+            assert!(is_refused[refused] && results[1 - refused].is_ok(), "{results:?}");
+            let values = variables.each_ref().map(|value: &Var<i32>| engine.get(value).unwrap());
+            assert_eq!(values, [11, 11]);
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
 /// If the function did not regain a worker, two functions would compute on an engine with one worker.
 #[test]
 fn a_function_that_catches_a_panic_from_blocking_regains_a_worker() {
-    watched_for(LIMIT, || {
-        let engine = engine(1);
+    on_each(1, |engine| {
         let (now, too_many) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let compute = move |time: Duration| {
             if now.fetch_add(1, SeqCst) > 0 {
@@ -212,8 +250,7 @@ fn a_function_that_catches_a_panic_from_blocking_regains_a_worker() {
 /// Two operations wait for each other's handles.
 #[test]
 fn one_of_two_operations_that_wait_for_each_others_handles_is_refused() {
-    watched_for(LIMIT, || {
-        let engine = engine(2);
+    on_each(2, |engine| {
         let (results, ends) = mpsc::channel();
         let [(first, to_first), (second, to_second)] = ["first", "second"].map(|name| {
             let (sender, receiver) = mpsc::channel::<OpHandle<()>>();
@@ -234,8 +271,7 @@ fn one_of_two_operations_that_wait_for_each_others_handles_is_refused() {
 /// A scope's operation waits for a variable held by an operation outside the scope. If `in_place`, the scope's
 /// operation runs on top of the outside operation, on the same stack.
 fn scoped_on_top(in_place: bool) {
-    watched_for(LIMIT, move || {
-        let engine = engine(1);
+    on_each(1, move |engine| {
         let inside = engine.downgrade();
         let (v, x) = (engine.token(), engine.token());
         let outer = engine.op("F").submit((), move |()| {
@@ -278,60 +314,61 @@ fn a_wait_in_a_scope_on_a_thread_other_than_that_of_a_holder_is_allowed() {
 /// deadlocks must not follow a stale pointer to the record.
 #[test]
 fn a_wait_in_the_function_of_a_complete_operation_is_not_refused() {
-    watched_for(Duration::from_secs(60), || {
-        let mut refused = 0;
-        for round in 0..10 {
-            let engine = engine(1 + round % 2);
-            let (v, u) = (engine.token(), engine.token());
-            let gate = hold(&engine, &u);
-            let inside = engine.downgrade();
-            let (tx, rx) = mpsc::channel();
-            let v2 = v.clone();
-            engine
-                .op("F")
-                .writes([&v2])
-                .push_async((), move |(), done| {
-                    let inside = &inside;
-                    let tx = Mutex::new(tx);
-                    let tx = &tx;
-                    let u = &u;
-                    inside
-                        .scope(|s| {
-                            inside.op("N").writes([&v]).push((), |()| ()).unwrap();
-                            inside.op("N2").writes([&v]).push((), |()| ()).unwrap();
-                            let n = inside.op("N3").writes([&v]).submit((), |()| ()).unwrap();
-                            done.complete();
-                            n.wait().unwrap();
-                            for _ in 0..5000 {
-                                inside.op("churn").submit((), |()| ()).unwrap().wait().unwrap();
-                            }
-                            for _ in 0..3000 {
-                                inside.op("Z").writes([u]).push((), |()| ()).unwrap();
-                            }
-                            let x = inside.op("X").writes([u]).submit((), |()| ()).unwrap();
-                            s.op("S").push((), move |()| tx.lock().unwrap().send(x.wait()).unwrap()).unwrap();
-                        })
-                        .unwrap();
-                })
-                .unwrap();
-            let opener = thread::spawn(move || {
-                thread::sleep(ms(700));
-                gate.open();
-            });
-            let waited = rx.recv().unwrap();
-            refused += usize::from(waited.is_err());
-            opener.join().unwrap();
-            engine.wait_for_all().unwrap();
-        }
-        assert_eq!(refused, 0, "waits that would have ended were refused");
-    });
+    for kind in THREADED {
+        watched_for(Duration::from_secs(60), move || {
+            let mut refused = 0;
+            for round in 0..10 {
+                let engine = engine(kind, 1 + round % 2);
+                let (v, u) = (engine.token(), engine.token());
+                let gate = hold(&engine, &u);
+                let inside = engine.downgrade();
+                let (tx, rx) = mpsc::channel();
+                let v2 = v.clone();
+                engine
+                    .op("F")
+                    .writes([&v2])
+                    .push_async((), move |(), done| {
+                        let inside = &inside;
+                        let tx = Mutex::new(tx);
+                        let tx = &tx;
+                        let u = &u;
+                        inside
+                            .scope(|s| {
+                                inside.op("N").writes([&v]).push((), |()| ()).unwrap();
+                                inside.op("N2").writes([&v]).push((), |()| ()).unwrap();
+                                let n = inside.op("N3").writes([&v]).submit((), |()| ()).unwrap();
+                                done.complete();
+                                n.wait().unwrap();
+                                for _ in 0..5000 {
+                                    inside.op("churn").submit((), |()| ()).unwrap().wait().unwrap();
+                                }
+                                for _ in 0..3000 {
+                                    inside.op("Z").writes([u]).push((), |()| ()).unwrap();
+                                }
+                                let x = inside.op("X").writes([u]).submit((), |()| ()).unwrap();
+                                s.op("S").push((), move |()| tx.lock().unwrap().send(x.wait()).unwrap()).unwrap();
+                            })
+                            .unwrap();
+                    })
+                    .unwrap();
+                let opener = thread::spawn(move || {
+                    thread::sleep(ms(700));
+                    gate.open();
+                });
+                let waited = rx.recv().unwrap();
+                refused += usize::from(waited.is_err());
+                opener.join().unwrap();
+                engine.wait_for_all().unwrap();
+            }
+            assert_eq!(refused, 0, "waits that would have ended were refused");
+        });
+    }
 }
 
 /// A cycle through a wait with a time limit is broken by that wait, so the other wait in it is not refused.
 #[test]
 fn the_other_wait_in_a_cycle_with_a_time_limit_is_not_refused() {
-    watched_for(LIMIT, || {
-        let engine = engine(2);
+    on_each(2, |engine| {
         let (a, b) = (engine.token(), engine.token());
         let (ia, ib) = (engine.downgrade(), engine.downgrade());
         let meeting = Meeting::new(2);
@@ -372,8 +409,7 @@ fn the_drop_of_an_error_in_a_stale_entry_may_wait() {
             self.1.send(format!("{waited:?}")).unwrap();
         }
     }
-    watched_for(LIMIT, || {
-        let engine = engine(1);
+    on_each(1, |engine| {
         let inside = engine.downgrade();
         let v = engine.token();
         let (tx, rx) = mpsc::channel();

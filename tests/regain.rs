@@ -19,7 +19,7 @@ use std::{
 };
 
 use common::{Gate, MOMENT, PATIENCE, THREADED, at_the_first_deferred_push, hold, on_kinds, watched};
-use raddle::{Engine, EngineKind, OpHandle, Shutdown, blocking};
+use raddle::{Engine, EngineKind, OpHandle, Shutdown, Var, blocking};
 
 /// The number of computing functions, and the number of times there were too many.
 #[derive(Default)]
@@ -117,6 +117,77 @@ fn after_a_blocking_call_no_more_functions_compute_than_there_are_workers() {
         let overlaps = overlaps(&engine, 1, |_, _| blocking(|| thread::sleep(Duration::from_micros(50))));
         assert!(overlaps <= FEW, "{overlaps}");
     });
+}
+
+/// Returns a variable held by an operation that ends on another thread, a little later.
+fn held_elsewhere(engine: &Engine) -> Var<i32> {
+    let value = engine.var(0);
+    let held = engine.op("held").push_async(value.write(), |_, done| {
+        common::harness::elsewhere(move || {
+            thread::sleep(Duration::from_micros(50));
+            done.complete();
+        });
+    });
+    held.unwrap();
+    value
+}
+
+/// A form of wait for an operation that computes, and that is ready unless the variable is held elsewhere. If the
+/// operation is ready, the waiter runs it in place; otherwise, the waiter hands its worker over.
+type Wait = fn(&Engine, &Var<i32>, Arc<Computing>, usize);
+
+const WAITS: [(&str, Wait); 6] = [
+    ("a wait for a handle", |engine, value, computing, most| {
+        engine.op("inner").submit(value.read(), move |_| computing.compute(most)).unwrap().wait().unwrap();
+    }),
+    ("a wait for a variable", |engine, value, computing, most| {
+        engine.op("inner").push(value.write(), move |_| computing.compute(most)).unwrap();
+        engine.wait_for_var(value).unwrap();
+    }),
+    ("a read of a variable", |engine, value, computing, most| {
+        engine.op("inner").push(value.write(), move |_| computing.compute(most)).unwrap();
+        engine.get(value).unwrap();
+    }),
+    ("a wait for a group", |engine, value, computing, most| {
+        let group = engine.group();
+        for _ in 0..2 {
+            let computing = Arc::clone(&computing);
+            group.op("inner").push(value.read(), move |_| computing.compute(most)).unwrap();
+        }
+        group.wait().unwrap();
+    }),
+    ("a wait for a group with a time limit", |engine, value, computing, most| {
+        let group = engine.group();
+        group.op("inner").push(value.read(), move |_| computing.compute(most)).unwrap();
+        group.wait_timeout(PATIENCE).unwrap();
+    }),
+    ("the end of a scope", |engine, value, computing, most| {
+        let computing = &*computing;
+        let scoped = engine.scope(|s| {
+            for _ in 0..2 {
+                s.op("inner").push(value.read(), |_| computing.compute(most)).unwrap();
+            }
+        });
+        scoped.unwrap();
+    }),
+];
+
+#[test]
+fn after_waits_of_every_form_no_more_functions_compute_than_there_are_workers() {
+    for (what, wait) in WAITS {
+        for is_ready in [true, false] {
+            for workers in [1, 2] {
+                on_kinds(&THREADED, workers, move |engine| {
+                    let overlaps = overlaps(&engine, workers, move |engine, computing| {
+                        let value = if is_ready { engine.var(0) } else { held_elsewhere(engine) };
+                        wait(engine, &value, Arc::clone(computing), workers);
+                    });
+                    let ready = if is_ready { "an operation that is ready" } else { "an operation that is not ready" };
+                    assert!(overlaps <= FEW, "{overlaps} with {workers} workers, after {what}, for {ready}");
+                });
+            }
+        }
+    }
 }
 
 #[test]

@@ -24,7 +24,7 @@ use std::{
 use common::shapes::*;
 use common::{Gate, KINDS, THREADED, block_on, engine, failure, hold, lock, poll_once, program::fewer, watched};
 use raddle::{
-    Completion, Device, DeviceVec, Engine, EngineKind, OpHandle, SimulatedGpu, Token, Var, VarWait, WaitError,
+    Completion, Device, DeviceVec, Engine, EngineKind, Group, OpHandle, SimulatedGpu, Token, Var, VarWait, WaitError,
     simulated::Clock,
 };
 
@@ -253,6 +253,78 @@ fn dropped_waits_for_all_leave_no_memory_behind() {
         done.complete();
         engine.wait_for_all().expect("no operation fails");
     });
+}
+
+#[test]
+fn dropped_waits_for_a_group_leave_no_memory_behind() {
+    alone_on(&KINDS, 2, |engine| {
+        let (group, (sender, receiver)) = (engine.group(), mpsc::channel());
+        let pending = move |(), done| sender.send(done).expect("the test keeps the receiver");
+        group.op("pending").push_async((), pending).expect("the engine is open");
+        let done: Completion = receiver.recv().expect("the operation starts");
+        assert_flat("dropped waits for a group", MANY, |_| {
+            let mut wait = Box::pin(group.wait_async());
+            let waker = poll_heavily(&mut wait);
+            drop(wait);
+            assert_eq!(Arc::strong_count(&waker), 1, "the engine keeps the waker");
+        });
+        assert_flat("dropped waits for a group during other work", MANY, |_| {
+            let other = group.op("other").submit((), |()| ()).expect("the engine is open");
+            poll_heavily(&mut Box::pin(group.wait_async()));
+            other.wait().expect("no operation fails");
+        });
+        assert_flat("waits for a group that time out", MANY, |_| {
+            assert_timed_out(group.wait_timeout(Duration::ZERO));
+        });
+        done.complete();
+        group.wait().expect("no operation fails");
+    });
+}
+
+// ---------------------------------------------------------------------------------------------- waits for room ----
+
+/// The futures are dropped while the engine or a group is full, and after they have been woken because it has room.
+fn assert_dropped_waits_for_room_leave_memory_flat(engine: &Engine, group: Option<&Group>) {
+    let op = || group.map_or_else(|| engine.op("waits"), |group| group.op("waits"));
+    let fill = || {
+        let (sender, receiver) = mpsc::channel();
+        let pending = move |(), done| sender.send(done).expect("the test keeps the receiver");
+        op().push_async((), pending).expect("the engine is open");
+        let done: Completion = receiver.recv().expect("the operation starts");
+        done
+    };
+    let done = fill();
+    assert_flat("dropped waits for room", MANY, |_| {
+        let mut room = Box::pin(op().when_room());
+        let waker = poll_heavily(&mut room);
+        drop(room);
+        assert_eq!(Arc::strong_count(&waker), 1, "the engine keeps the waker");
+    });
+    done.complete();
+    assert_flat("dropped waits for room that were woken", MANY / 5, |_| {
+        let done = fill();
+        let mut rooms = [(); 2].map(|()| Box::pin(op().when_room()));
+        let wakers = rooms.each_mut().map(poll_heavily);
+        done.complete();
+        drop(rooms);
+        for waker in wakers {
+            assert_eq!(Arc::strong_count(&waker), 1, "the engine keeps the waker");
+        }
+    });
+    engine.wait_for_all().expect("no operation fails");
+}
+
+#[test]
+fn dropped_waits_for_room_leave_no_memory_behind() {
+    for kind in KINDS {
+        alone(move || {
+            let engine = Engine::builder().kind(kind).workers(2).pin(false).max_pending(1).build();
+            assert_dropped_waits_for_room_leave_memory_flat(&engine.expect("the engine is built"), None);
+            let engine = common::engine(kind, 2);
+            let group = engine.group().max_pending(1);
+            assert_dropped_waits_for_room_leave_memory_flat(&engine, Some(&group));
+        });
+    }
 }
 
 // ------------------------------------------------------------------------------------------- waits for a variable ----

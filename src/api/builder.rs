@@ -152,6 +152,12 @@ impl EngineBuilder {
     /// [`pin`](Self::pin)), capped by the CPU quota of the process's control group. Workers beyond the number of cores
     /// are not pinned.
     ///
+    /// No more ordinary operations compute at the same time than there are workers, apart from functions that have
+    /// waited and [received no worker in time](crate::blocking), and operations that a thread outside the engine runs
+    /// inside a push, either because the engine is [full](Self::max_pending) or because the operation is
+    /// [eager](crate::OpBuilder::eager). The threads of [other lanes](crate::Property) compute beside the workers:
+    /// those for copies, those of GPUs and, on a `PerDevice` engine, the workers for prioritised operations.
+    ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let engine = raddle::Engine::builder().workers(2).build()?;

@@ -31,6 +31,18 @@
 //! share waits, consider the one that began last: it is also the last refusable wait in whichever cycle its walk finds,
 //! and therefore ends that cycle.
 //!
+//! # When threads walk
+//!
+//! With few exceptions, a wait that begins is what closes a cycle. The wait that began last of all therefore walks
+//! [`FIRST_PAUSE`] after its beginning, and repeatedly during its first [`EARLY`]. Other waits walk rarely: each pause
+//! grows with the duration of the walk before it and with the number of waiters, so that all of them together use a
+//! small part of a core. If a walk finds a cycle that another wait must end, including a wait with a time limit, it
+//! [asks](Waiters::ask) that wait to walk. A thread checks every [`CHECK`] whether its wait has been asked, and less
+//! often if there are many waiters.
+//!
+//! A push can close a cycle too: it may be unfinished while a wait walks, or may enter a scope or an engine whose end
+//! others await. Such a cycle is found by the next walk of one of its waits.
+//!
 //! # Not followed
 //!
 //! Walks do not follow tasks of other executors, futures of waits, guards, completions, or the shutdowns of other
@@ -52,7 +64,7 @@ use crate::{
     notify::{
         oneshot::Oneshot,
         pending::{PendingOps, Ticket},
-        waiters::{Goal, Inside, IsOver, Kind, Nested, Ops, Waiter, Waiters},
+        waiters::{Goal, Inside, IsOver, Kind, Nested, Ops, Situation, Waiter, Waiters},
     },
     sync::{atomic::AtomicPtr, fork::PerProcess},
     tracker::{Ahead, Op, OpRef, walk_blocked},
@@ -67,6 +79,16 @@ const LAST_PAUSE: Duration = Duration::from_millis(80);
 /// each pause grows with the duration of the walk before it and with the number of waiters. Not tuned.
 const SHARE: u32 = 16;
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// The time after the beginning of a wait during which the wait's pauses do not grow with the duration of its walks, as
+/// long as no other wait begins. The promise that cycles are found within 100 ms determines it.
+const EARLY: Duration = Duration::from_millis(100);
+
+/// The pause between two checks of a thread whether its wait has been asked to walk, while at most `FEW` threads wait.
+/// With more waiters, the pause is longer in proportion, so that all of them together check no more than 3,200 times
+/// per second. Not tuned: a check takes a few microseconds.
+const CHECK: Duration = Duration::from_millis(20);
+const FEW: u32 = 64;
 
 /// The maximum number of operations that a search for a deadlock visits. Not tuned: visiting this many takes a few
 /// milliseconds.
@@ -192,36 +214,49 @@ pub(super) fn is_done<Q, T: ?Sized>(oneshot: &Oneshot<Q, T>) -> impl Fn() -> boo
 
 /// The times at which a thread looks for a cycle of waits.
 pub(super) struct Looks {
-    next: Instant,
+    since: Instant,
+    /// The time of the next walk, unless the wait is asked to walk earlier.
+    walks: Instant,
+    /// The time of the next check whether to walk.
+    checks: Instant,
     pause: Duration,
 }
 
 impl Looks {
     pub(super) fn new() -> Self {
-        Self { next: Instant::now() + FIRST_PAUSE, pause: FIRST_PAUSE }
+        let since = Instant::now();
+        let first = since + FIRST_PAUSE;
+        Self { since, walks: first, checks: first, pause: FIRST_PAUSE }
     }
 
     /// Returns the time of the thread's next look.
     pub(super) fn next(&self) -> Instant {
-        self.next
+        self.checks
     }
 
     /// Makes the next look due.
     pub(super) fn look_now(&mut self) {
-        self.next = Instant::now();
+        self.walks = Instant::now();
+        self.checks = self.walks;
     }
 
-    /// If the next look is due, calls `walk`, which searches for a cycle.
-    pub(super) fn look(&mut self, walk: impl FnOnce() -> Option<Cycle>) -> Option<Cycle> {
+    /// If a look is due and the thread should walk, calls `walk`, which searches for a cycle.
+    pub(super) fn look(&mut self, waiter: &Waiter<'_>, walk: impl FnOnce() -> Option<Cycle>) -> Option<Cycle> {
         let begun = Instant::now();
-        if begun < self.next {
+        if begun < self.checks {
             return None;
         }
-        let cycle = walk();
+        let Situation { waiters, is_last, is_asked } = waiter.situation();
+        let is_due = is_asked || begun >= self.walks;
+        let cycle = if is_due { walk() } else { None };
         let end = Instant::now();
-        self.pause = LAST_PAUSE.min(2 * self.pause);
-        let share = (end - begun).saturating_mul(SHARE.saturating_mul(waiters().count()));
-        self.next = end + self.pause.max(share.min(LONGEST_PAUSE));
+        if is_due {
+            self.pause = LAST_PAUSE.min(2 * self.pause);
+            let is_early = is_last && end < self.since + EARLY;
+            let share = (end - begun).saturating_mul(SHARE.saturating_mul(waiters)).min(LONGEST_PAUSE);
+            self.walks = end + if is_early { self.pause } else { self.pause.max(share) };
+        }
+        self.checks = self.walks.min(end + CHECK.saturating_mul(waiters.div_ceil(FEW)).min(LONGEST_PAUSE));
         cycle
     }
 }
@@ -234,12 +269,22 @@ struct Step {
     from: usize,
 }
 
+/// A wait with a time limit that a walk has reached.
+struct Timed {
+    step: Step,
+    /// The incomplete operations of the wait's thread.
+    ops: Vec<NonNull<Op<Task>>>,
+    inside: Inside,
+}
+
 /// A search for a cycle of waits.
 struct Walk {
     own: u64,
     /// Whether the walk follows only waits at the ends of scopes.
     only_closing: bool,
     steps: Vec<Step>,
+    /// Other waits with time limits that the walk has reached. The walk does not follow them yet.
+    timed: Vec<Timed>,
     /// The step from which the walk returned to the walking thread's wait, and the awaited operation through which it
     /// did so.
     found: Option<(usize, NonNull<Op<Task>>)>,
@@ -251,7 +296,8 @@ impl Walk {
     /// Begins a walk from what the calling thread is `inside` of.
     fn from(waiter: &Waiter<'_>, inside: &Inside, only_closing: bool) -> Self {
         let own = Step { number: waiter.number(), kind: waiter.kind(), from: 0 };
-        let mut walk = Self { own: waiter.number(), only_closing, steps: vec![own], found: None, ahead: Vec::new() };
+        let (steps, timed) = (vec![own], Vec::new());
+        let mut walk = Self { own: waiter.number(), only_closing, steps, timed, found: None, ahead: Vec::new() };
         // SAFETY: (1): the caller is pinned. (2): each operation with depth 0 runs on this thread, so its function has
         // not returned.
         walk.ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, 0)));
@@ -292,8 +338,8 @@ impl Walk {
         reaches: impl FnMut(&Goal<'_>) -> bool,
         todo: &mut Vec<(Inside, usize)>,
     ) {
-        let Self { own, only_closing, steps, found, ahead } = self;
-        waiters().each_for(Some(*own), task, reaches, |number, kind, inside| {
+        let Self { own, only_closing, steps, timed, found, ahead } = self;
+        waiters().each_for(task, reaches, |number, kind, inside| {
             if number == *own {
                 found.get_or_insert((from, op));
                 return;
@@ -301,11 +347,17 @@ impl Walk {
             if *only_closing && kind != Kind::Closing || steps.iter().any(|step| step.number == number) {
                 return;
             }
-            let step = steps.len();
-            steps.push(Step { number, kind, from });
             // SAFETY: (1): the caller is pinned. (2): each operation with depth 0 runs on the thread of a listed
             // waiter, so its function has not returned.
-            ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, step)));
+            let ops = unsafe { incomplete(&inside.ops) };
+            if kind == Kind::Timed {
+                let step = Step { number, kind, from };
+                timed.push(Timed { step, ops: ops.collect(), inside: inside.clone() });
+                return;
+            }
+            let step = steps.len();
+            steps.push(Step { number, kind, from });
+            ahead.extend(ops.map(|op| (op, step)));
             todo.push((inside.clone(), step));
         });
     }
@@ -319,6 +371,35 @@ impl Walk {
             |goal: &Goal<'_>| goal.depends_on(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
         self.reach(NonNull::from(op), Some(task), from, reaches, &mut todo);
         todo.into_iter().for_each(|(inside, step)| self.enter(&inside, step));
+    }
+
+    /// Walks until the walk returns to its own wait, or finds nothing new.
+    fn run(&mut self) {
+        let ahead = std::mem::take(&mut self.ahead);
+        if self.found.is_some() {
+            return;
+        }
+        let look = |op: &Op<Task>, from: usize, ahead: &mut Ahead<Task>| {
+            self.visit(op, from);
+            ahead.append(&mut self.ahead);
+            self.found.is_some()
+        };
+        // SAFETY: (1): all operations in `ahead` were found to be incomplete after this thread was pinned.
+        unsafe { walk_blocked(ahead, MAX_VISITED, look) };
+    }
+
+    /// Continues the walk from the waits with time limits that it has reached.
+    fn follow_timed(&mut self) {
+        for Timed { step, ops, inside } in std::mem::take(&mut self.timed) {
+            if self.steps.iter().any(|other| other.number == step.number) {
+                continue;
+            }
+            let at = self.steps.len();
+            self.steps.push(step);
+            self.ahead.extend(ops.into_iter().map(|op| (op, at)));
+            self.enter(&inside, at);
+        }
+        self.run();
     }
 
     /// Returns the waiters on the path to `step`, except the walk's own.
@@ -346,15 +427,15 @@ pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) 
     // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();
     let mut walk = Walk::from(waiter, inside, false);
-    let ahead = std::mem::take(&mut walk.ahead);
-    if walk.found.is_none() {
-        let look = |op: &Op<Task>, from: usize, ahead: &mut Ahead<Task>| {
-            walk.visit(op, from);
-            ahead.append(&mut walk.ahead);
-            walk.found.is_some()
-        };
-        // SAFETY: (1): all operations in `ahead` were found to be incomplete after this thread was pinned.
-        unsafe { walk_blocked(ahead, MAX_VISITED, look) };
+    walk.run();
+    if walk.found.is_none() && waiter.kind() != Kind::Timed {
+        // A wait with a time limit must end the cycle.
+        walk.follow_timed();
+        if let Some((from, _)) = walk.found {
+            let is_timed = |step: &&Step| step.kind == Kind::Timed;
+            waiters().ask(walk.way_to(from).filter(is_timed).map(|step| step.number));
+        }
+        return None;
     }
     let (from, op) = walk.found?;
     let is_refusable = |step: &&Step| step.kind == Kind::Refusable;
@@ -365,7 +446,12 @@ pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) 
         Kind::Refusable => walk.way_to(from).filter(is_refusable).all(is_last),
         Kind::Closing => walk.way_to(from).all(|step| step.kind == Kind::Closing && is_last(step)),
     };
-    if !ends_it || !waiters().all_wait(walk.way_to(from).map(|step| step.number)) {
+    if !ends_it {
+        let last = |of: &dyn Fn(&&Step) -> bool| walk.way_to(from).filter(of).map(|step| step.number).max();
+        waiters().ask(last(&is_refusable).or_else(|| last(&|_| true)));
+        return None;
+    }
+    if !waiters().all_wait(walk.way_to(from).map(|step| step.number)) {
         return None;
     }
     // SAFETY: if the goal is not a single operation, `visit` or `enter` has found this operation after this thread was
@@ -432,7 +518,7 @@ impl Core {
                     return wait(deadline);
                 }
                 let walk = || find_cycle(waiter, &inside, describe.is_some());
-                let Some(cycle) = looks.look(walk) else { continue };
+                let Some(cycle) = looks.look(waiter, walk) else { continue };
                 if is_over() {
                     continue;
                 }
@@ -517,7 +603,10 @@ impl Core {
             if reaches(goal) {
                 return true;
             }
-            waiters().each_for(None, Some(task), reaches, |_, _, inside| {
+            waiters().each_for(Some(task), reaches, |_, kind, inside| {
+                if kind == Kind::Timed {
+                    return;
+                }
                 // SAFETY: (1): this thread is pinned. (2): each operation with depth 0 runs on the thread of a listed
                 // waiter, so its function has not returned.
                 ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, 0)));

@@ -295,7 +295,7 @@ impl Scoped {
                         looks.look_now();
                     }
                     pending.wait_until_idle(|| {
-                        if let Some(cycle) = looks.look(|| find_cycle(waiter, &inside, false)) {
+                        if let Some(cycle) = looks.look(waiter, || find_cycle(waiter, &inside, false)) {
                             let blocked = blocked_members(waiter, &inside, pending);
                             waiter.suspend(|| {
                                 let described = self.describe(cycle);

@@ -4,7 +4,8 @@
 //! # States
 //!
 //! An entry is in the list until its thread's call to [`Waiters::during`] returns. It is *suspended* while the thread
-//! runs program code during the wait.
+//! runs program code during the wait. It is *asked* from the time when another thread finds that this wait must end a
+//! cycle until its own thread has seen that.
 //!
 //! A suspended entry does not count as waiting, nor does an entry whose wait is over. The thread of the latter may have
 //! yet to run, but the awaited operations may already be complete and their records reused.
@@ -202,6 +203,7 @@ struct Entry {
     /// Borrowed by the call to `during` that added the entry.
     is_over: IsOverRef,
     is_suspended: bool,
+    is_asked: bool,
 }
 
 /// A function, callable from any thread, that returns whether a wait is over.
@@ -242,6 +244,17 @@ impl Entry {
 // `Sync`, and any thread may call `is_over`.
 unsafe impl Send for Entry {}
 
+/// What a waiter's thread needs to know in order to decide whether to look for a cycle.
+#[derive(Clone, Copy, Debug)]
+pub struct Situation {
+    /// The number of waiters.
+    pub waiters: u32,
+    /// Whether no other waiter began to wait later.
+    pub is_last: bool,
+    /// Whether another thread has found that this wait must end a cycle.
+    pub is_asked: bool,
+}
+
 /// A waiter, listed until the call to [`Waiters::during`] returns.
 #[derive(Debug)]
 pub struct Waiter<'w> {
@@ -274,18 +287,17 @@ impl Waiters {
             Some(task) => list.by_task.entry(task).or_default().push(number),
             None => _ = list.others.insert(number),
         }
-        list.entries.insert(number, Entry { number, engine, inside, goal, kind, is_over, is_suspended: false });
+        let entry = Entry { number, engine, inside, goal, kind, is_over, is_suspended: false, is_asked: false };
+        list.entries.insert(number, entry);
         drop(list);
         wait(&Waiter { waiters: self, number, kind })
     }
 
-    /// Calls `found` for each waiter that is still waiting, has no time limit, and has a goal for which `reached`
-    /// returns `true`. `found` receives the waiter's number, its kind, and what its thread is inside of. The waiter
-    /// `own` counts even if it has a time limit. A waiter for a single operation counts only if that operation is
-    /// `task`, or if another operation kept it from entering a queue when the wait began.
+    /// Calls `found` for each waiter that is still waiting and has a goal for which `reached` returns `true`. `found`
+    /// receives the waiter's number, its kind, and what its thread is inside of. A waiter for a single operation counts
+    /// only if that operation is `task`, or if another operation kept it from entering a queue when the wait began.
     pub fn each_for(
         &self,
-        own: Option<u64>,
         task: Option<NonNull<()>>,
         mut reached: impl FnMut(&Goal<'_>) -> bool,
         mut found: impl FnMut(u64, Kind, &Inside),
@@ -293,8 +305,7 @@ impl Waiters {
         let list = lock(&self.list);
         let for_task = task.and_then(|task| list.by_task.get(&task)).into_iter().flatten();
         for entry in for_task.chain(&list.others).filter_map(|number| list.entries.get(number)) {
-            let counts = entry.kind != Kind::Timed || own == Some(entry.number);
-            if counts && reached(&entry.goal) && entry.waits() {
+            if reached(&entry.goal) && entry.waits() {
                 found(entry.number, entry.kind, &entry.inside);
             }
         }
@@ -305,9 +316,12 @@ impl Waiters {
         lock(&self.list).entries.values().any(Entry::waits)
     }
 
-    /// Returns the number of waiters.
-    pub fn count(&self) -> u32 {
-        u32::try_from(lock(&self.list).entries.len()).unwrap_or(u32::MAX)
+    /// Asks these waiters to look for a cycle soon.
+    pub fn ask(&self, numbers: impl IntoIterator<Item = u64>) {
+        let mut list = lock(&self.list);
+        for number in numbers {
+            list.entries.get_mut(&number).into_iter().for_each(|entry| entry.is_asked = true);
+        }
     }
 
     /// Whether every listed thread that waits for `engine` must still wait. A thread whose wait is over stays in the
@@ -332,6 +346,20 @@ impl Waiter<'_> {
     /// Returns how the thread waits.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Returns what the waiter's thread needs to know in order to decide whether to look for a cycle. The waiter is no
+    /// longer asked.
+    pub fn situation(&self) -> Situation {
+        if self.waiters.process.is_foreign() {
+            return Situation { waiters: 1, is_last: false, is_asked: false };
+        }
+        let mut list = lock(&self.waiters.list);
+        let waiters = u32::try_from(list.entries.len()).unwrap_or(u32::MAX);
+        let is_last = list.entries.last_key_value().is_none_or(|(last, _)| *last == self.number);
+        let own = list.entries.get_mut(&self.number);
+        let is_asked = own.is_some_and(|own| std::mem::take(&mut own.is_asked));
+        Situation { waiters, is_last, is_asked }
     }
 
     /// Calls `f`. The waiter does not count as waiting during the call.

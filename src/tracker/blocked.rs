@@ -1,8 +1,15 @@
 //! Walks forward through the queues to find operations that cannot start or end before others are complete.
 
-use std::{collections::HashSet, ptr::NonNull};
+use std::{
+    collections::HashSet,
+    hash::{BuildHasherDefault, Hasher},
+    ptr::NonNull,
+};
 
-use super::{followers::behind, op::Op};
+use super::{
+    followers::{up_to_writer, waits_for},
+    op::Op,
+};
 use crate::{
     memory::epoch,
     testing::weaken::{Step, removed},
@@ -10,6 +17,28 @@ use crate::{
 
 /// Operations that a walk has yet to visit, each with a number identifying how the walk reached it.
 pub type Ahead<T> = Vec<(NonNull<Op<T>>, usize)>;
+
+/// A set of pointers.
+type Pointers<T> = HashSet<NonNull<T>, BuildHasherDefault<PointerHasher>>;
+
+/// Hashes one address. A walk hashes thousands of them, and no outside party chooses them.
+#[derive(Default)]
+struct PointerHasher(u64);
+
+impl Hasher for PointerHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_usize(usize::from(*byte)));
+    }
+
+    fn write_usize(&mut self, address: usize) {
+        self.0 = (self.0 ^ address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        // The low bits of an address are constant, and so are those of the product, but tables use the low bits.
+        self.0.rotate_left(32)
+    }
+}
 
 /// Walks forward from each operation in `ahead` to the operations queued behind it that cannot start before it is
 /// complete, and continues from these in the same way. Calls `look` once with each operation, including those in
@@ -29,8 +58,11 @@ pub unsafe fn walk_blocked<T>(
     mut look: impl FnMut(&Op<T>, usize, &mut Ahead<T>) -> bool,
 ) -> bool {
     let _guard = if removed(Step::WalkPins) { None } else { Some(epoch::pin()) };
-    let mut visited = HashSet::new();
+    let mut visited = Pointers::default();
     let mut looked_at: Ahead<T> = Vec::new();
+    // The accesses, other than writers, from which queues have been walked. The same accesses wait for all readers of a
+    // variable, so without this, the time would be quadratic in the number of readers.
+    let mut walked = Pointers::default();
     loop {
         while let Some((op, from)) = ahead.pop() {
             if visited.len() < max && visited.insert(op) {
@@ -46,9 +78,20 @@ pub unsafe fn walk_blocked<T>(
         let Some((op, from)) = looked_at.pop() else { return false };
         // SAFETY: the operation was visited during this pin, so its record is not reclaimed before the pin ends.
         let op = unsafe { op.as_ref() };
-        // SAFETY: (1): `op` is not complete, or this thread has been pinned since before it was completed.
-        for access in unsafe { behind(op, usize::MAX) } {
-            ahead.extend(access.op_ptr().map(|next| (next, from)));
+        for own in op.accesses() {
+            let reads = !own.mode().is_write();
+            if reads && !walked.insert(NonNull::from(own)) {
+                continue;
+            }
+            // SAFETY: (1): `op` is not complete, or this thread has been pinned since before it was completed.
+            for at in unsafe { up_to_writer(own) } {
+                if waits_for(at, own) {
+                    ahead.extend(at.op_ptr().map(|next| (next, from)));
+                }
+                if reads && !at.mode().is_write() && !walked.insert(NonNull::from(at)) {
+                    break;
+                }
+            }
         }
     }
 }

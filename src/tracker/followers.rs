@@ -31,24 +31,38 @@ pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
 /// # Safety
 /// 1. `op` is not complete, or the caller has been pinned since before it was completed, and stays pinned while using
 ///    the accesses.
-pub(super) unsafe fn behind<T>(op: &Op<T>, max: usize) -> impl Iterator<Item = &Access<T>> {
+unsafe fn behind<T>(op: &Op<T>, max: usize) -> impl Iterator<Item = &Access<T>> {
     op.accesses().iter().flat_map(move |own| {
-        let next = move |at: &Access<T>| {
-            if at.mode().is_write() && !std::ptr::eq(at, own) {
-                // Accesses behind a writer wait for that writer.
-                return None;
-            }
-            // Acquire (edge `link`): the next access and its operation.
-            let word = at.word.load(Acquire, epoch::unprotected());
-            if word.is_null() {
-                return None;
-            }
-            // SAFETY: (1): while `op` is not complete, no access behind its own is spent, so none is retired.
-            let next: &Access<T> = unsafe { word.deref() };
-            next.check();
-            Some(next)
-        };
-        let waits = move |at: &&Access<T>| own.mode().is_write() || at.mode() != Mode::Read;
-        std::iter::successors(next(own), move |at| next(at)).take(max).filter(waits)
+        // SAFETY: (1).
+        unsafe { up_to_writer(own) }.take(max).filter(|at| waits_for(at, own))
     })
+}
+
+/// Returns the accesses behind `own`, up to and including the next writer. Visits only those already linked.
+///
+/// # Safety
+/// 1. `own`'s operation is not complete, or the caller has been pinned since before it was completed, and stays pinned
+///    while using the accesses.
+pub(super) unsafe fn up_to_writer<T>(own: &Access<T>) -> impl Iterator<Item = &Access<T>> {
+    let next = move |at: &Access<T>| {
+        if at.mode().is_write() && !std::ptr::eq(at, own) {
+            // Accesses behind a writer wait for that writer.
+            return None;
+        }
+        // Acquire (edge `link`): the next access and its operation.
+        let word = at.word.load(Acquire, epoch::unprotected());
+        if word.is_null() {
+            return None;
+        }
+        // SAFETY: (1): while the operation is not complete, no access behind its own is spent, so none is retired.
+        let next: &Access<T> = unsafe { word.deref() };
+        next.check();
+        Some(next)
+    };
+    std::iter::successors(next(own), move |at| next(at))
+}
+
+/// Whether `at`, which is behind `own` with no writer in between, waits for `own`.
+pub(super) fn waits_for<T>(at: &Access<T>, own: &Access<T>) -> bool {
+    own.mode().is_write() || at.mode() != Mode::Read
 }

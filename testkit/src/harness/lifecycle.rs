@@ -10,14 +10,16 @@
 //! * acquiring variables succeeds, or the future returns the reason why not; a function is asked to stop only if its
 //!   engine is cancelled;
 //! * a push is refused only for a valid reason, and a push outside operations is always refused after a shutdown of its
-//!   engine begun by the same thread;
+//!   engine begun by the same thread. Some engines have a limit, and refuse pushes for lack of room only if they are
+//!   also stopped;
+//! * an operation fails because of its deadline only after the deadline, which some operations of some programs have;
 //! * every operation completes, and every wait and shutdown returns;
 //! * where an engine has a recorder, the trace proves that conflicting operations did not overlap.
 
 use crate::shapes::*;
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{
             AtomicBool, AtomicU32, AtomicUsize,
             Ordering::{Relaxed, SeqCst},
@@ -25,7 +27,7 @@ use std::{
     },
     task::Poll,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use raddle::{
@@ -125,6 +127,10 @@ struct Program {
     lets_go: bool,
     /// Whether the operations' handles left over by the threads are waited for before the engines end.
     waits_first: bool,
+    /// Whether the engines have limits.
+    has_limits: bool,
+    /// Whether some operations have deadlines.
+    has_deadlines: bool,
 }
 
 impl Program {
@@ -145,6 +151,8 @@ impl Program {
             threads: vec![Vec::new(); 1 + bytes.below(3)],
             lets_go: bytes.one_in(2),
             waits_first: bytes.one_in(2),
+            has_limits: false,
+            has_deadlines: false,
         };
         let (fails, mut steps) = (bytes.one_in(2), 0);
         while !bytes.is_exhausted() && steps < 100 {
@@ -187,6 +195,12 @@ impl Program {
     fn variable(&self, engine: usize, bytes: &mut Bytes<'_>) -> usize {
         let own: Vec<_> = (0..self.variables.len()).filter(|&variable| self.variables[variable] == engine).collect();
         bytes.pick(&own)
+    }
+
+    /// Returns whether a thread stops `engine`.
+    fn stops(&self, engine: usize) -> bool {
+        let mut steps = self.threads.iter().flatten();
+        steps.any(|step| matches!(step, Step::StopAndStart(number, _) if *number == engine))
     }
 
     fn operation(&mut self, engine: Option<usize>, bytes: &mut Bytes<'_>, fails: bool, depth: usize) -> usize {
@@ -246,6 +260,15 @@ struct Record {
     accepted: AtomicU32,
     runs: AtomicU32,
     reported: AtomicU32,
+    /// Set before the push.
+    deadline: OnceLock<Instant>,
+}
+
+/// The time between an operation's push and its deadline: none, some of the time for which the operations before it
+/// run, or far more.
+fn time_to_deadline(id: usize) -> Option<Duration> {
+    let micros = [None, Some(0), Some(50), Some(400), Some(10_000_000)];
+    micros[id % micros.len()].map(Duration::from_micros)
 }
 
 #[derive(Default)]
@@ -380,6 +403,10 @@ impl World {
         let builder = engine.op("").kind(operation.property);
         // Copies are operations of the device: a threaded engine runs them on the thread of one of the device's lanes.
         let builder = if operation.property == Property::CopyToGpu { builder.on(Device::Gpu(0)) } else { builder };
+        let builder = match time_to_deadline(id).filter(|_| self.program.has_deadlines) {
+            Some(time) => builder.deadline(*self.records[id].deadline.get_or_init(|| Instant::now() + time)),
+            None => builder,
+        };
         let result = match operation.kind {
             Kind::Submit => {
                 let body = move |drop_once: Droppable| {
@@ -448,6 +475,7 @@ impl World {
             Err(PushError::DeletedVariable(_)) => deleted(operation.reads) || deleted(operation.writes),
             Err(PushError::ForeignVariable(_)) => self.program.variables[operation.reads] != operation.engine,
             Err(PushError::ShutDown) => self.engines[operation.engine].begun.load(SeqCst),
+            Err(PushError::Full) => self.program.has_limits && self.program.stops(operation.engine),
             Err(_) => false,
             Ok(_) => self.program.variables[operation.reads] == operation.engine,
         };
@@ -659,12 +687,21 @@ impl World {
         self.program.operations.iter().any(|operation| operation.engine == engine && operation.ends != Ends::Well)
     }
 
+    /// Returns whether the deadline of one of an engine's operations has passed.
+    fn is_late(&self, engine: usize) -> bool {
+        let records = self.records.iter().zip(&self.program.operations);
+        let mut deadlines =
+            records.filter(|(_, operation)| operation.engine == engine).filter_map(|(record, _)| record.deadline.get());
+        deadlines.any(|deadline| *deadline <= Instant::now())
+    }
+
     fn check_cause(&self, engine: usize, cause: &Cause) {
         let fine = match cause {
             Cause::Cancelled => self.engines[engine].cancelled.load(SeqCst),
             Cause::Error(error) => self.fails(engine) && error.to_string() == PLANNED,
             Cause::Panic(Some(message)) => self.fails(engine) && message.starts_with(PLANNED),
             Cause::LostCompletion => self.fails(engine),
+            Cause::DeadlinePassed => self.is_late(engine),
             _ => false,
         };
         if !fine {
@@ -724,14 +761,14 @@ impl World {
         for (id, record) in self.records.iter().enumerate() {
             let (accepted, runs) = (record.accepted.load(SeqCst), record.runs.load(SeqCst));
             let engine = self.program.operations[id].engine;
-            let all_run = !self.engines[engine].cancelled.load(SeqCst) && !self.fails(engine);
+            let all_run = !self.engines[engine].cancelled.load(SeqCst) && !self.fails(engine) && !self.is_late(engine);
             if runs > accepted || all_run && runs < accepted {
                 return Err(format!("operation {id} was accepted {accepted} times and ran {runs} times"));
             }
         }
         for (engine, state) in self.engines.iter().enumerate() {
             let (accepted, runs) = (state.operator_accepted.load(SeqCst), state.operator_runs.load(SeqCst));
-            let all_run = !state.cancelled.load(SeqCst) && !self.fails(engine);
+            let all_run = !state.cancelled.load(SeqCst) && !self.fails(engine) && !self.is_late(engine);
             if runs > accepted || all_run && runs < accepted {
                 return Err(format!("operator {engine} was accepted {accepted} times and ran {runs} times"));
             }
@@ -804,6 +841,13 @@ fn end_engines(world: &Arc<World>, engines: Vec<Option<Engine>>) {
 pub fn lifecycle(data: &[u8]) {
     watched("lifecycle", data, |watch| {
         let mut program = Program::decode(&mut Bytes::new(data));
+        // The input's length chooses limits and deadlines, so that inputs that predate them keep their meaning.
+        program.has_limits = data.len() % 3 == 1;
+        program.has_deadlines = data.len() % 5 == 3;
+        if program.has_limits {
+            let limit = 1 + data.len() / 3 % 5;
+            program.engines.iter_mut().for_each(|(plan, _)| *plan = plan.clone().max_pending(limit));
+        }
         let observed = program.engines.iter_mut().map(|(plan, _)| {
             let (observed, recorder) = observe(plan.clone(), data);
             *plan = observed;
