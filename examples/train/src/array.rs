@@ -177,8 +177,8 @@ impl Array {
     /// Waits for the values and returns a copy.
     ///
     /// # Errors
-    /// The errors of [`look`](Self::look); an earlier operation on the array has failed, or no operation has written
-    /// its values.
+    /// The errors of [`look`](Self::look); an earlier operation on the array has failed; the array is in host memory
+    /// and has no values.
     #[track_caller]
     pub fn to_vec(&self) -> Result<Vec<f32>, Error> {
         Ok(self.look("to_vec", [], |values| Ok(values.to_vec()))?.wait()?)
@@ -217,7 +217,7 @@ impl Array {
     /// Returns a copy of the array on a runtime's device.
     ///
     /// # Errors
-    /// The array is on another GPU; memory is exhausted; the engine refuses a push.
+    /// The array and the runtime are on two different GPUs; memory is exhausted; the engine refuses a push.
     #[track_caller]
     pub fn copy_to(&self, runtime: &Arc<Runtime>) -> Result<Self, Error> {
         let copy = Self::new(runtime, &self.shape)?;
@@ -293,7 +293,7 @@ impl Array {
         invoke(&operator, &[self], false).map(|mut outs| outs.swap_remove(0))
     }
 
-    /// Combines two arrays of the same shape with a simple function, such as `simple::ADD`.
+    /// Applies a simple function of two values, such as `simple::ADD`, to the corresponding values of two arrays.
     ///
     /// # Errors
     /// The shapes or devices differ, or the function has one argument; the GPU is out of memory, or is a CUDA device;

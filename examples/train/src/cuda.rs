@@ -3,7 +3,7 @@
 //! | here | in the engine |
 //! |---|---|
 //! | a product | an operation that calls cuBLAS with the operation's stream |
-//! | a copy between arrays of a device | an operation that issues the driver's copy on its stream |
+//! | a copy between arrays of a device | an operation that issues the driver's copy on the operation's stream |
 //! | a handle of cuBLAS | no variable: each thread that issues a device's operations has its own handle for the device |
 //!
 //! A handle works on one stream at a time. Since each thread has its own handle, a handle needs no lock, and threads
@@ -51,8 +51,8 @@ pub fn load() -> Result<(), Error> {
     LOADED.get_or_init(load).clone().map_err(Error::Unavailable)
 }
 
-/// Returns whether a device is a CUDA device. An operation on the device finds out from its stream, and this call waits
-/// for the operation.
+/// Returns whether a device is a CUDA device. An operation on the device determines this from its stream, and this call
+/// waits for the operation.
 pub(crate) fn is_cuda(engine: &Engine, device: Device) -> bool {
     let asked = || engine.op("is_cuda").on(device).submit_launch((), |stream, ()| stream.cuda().is_some());
     device != Device::Cpu && asked().is_ok_and(|handle| handle.wait().unwrap_or(false))

@@ -21,7 +21,7 @@ const HEADER: usize = 16;
 pub struct Images {
     bytes: Vec<u8>,
     count: usize,
-    /// Rows and columns of an image.
+    /// The numbers of rows and columns of an image.
     pub size: [usize; 2],
     /// The number of classes.
     pub classes: usize,
@@ -32,7 +32,7 @@ impl Images {
     /// Reads a file.
     ///
     /// # Errors
-    /// The file cannot be read or is not a complete packed file.
+    /// The file cannot be read, or is not a valid packed file.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let bytes = fs::read(path).map_err(|error| Error::Data(format!("{}: {error}", path.display())))?;
         Self::parse(bytes).map_err(|problem| Error::Data(format!("{}: {problem}", path.display())))
@@ -41,7 +41,7 @@ impl Images {
     /// Parses the contents of a file.
     ///
     /// # Errors
-    /// The bytes are not a complete packed file.
+    /// The bytes are not a valid packed file.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, String> {
         if !bytes.starts_with(WORD) {
             return Err("this is not a packed file of images, which starts with `DIGITS01`".into());
@@ -144,8 +144,9 @@ pub struct Loader {
     batch: usize,
     per_epoch: usize,
     total: usize,
-    /// The number of batches returned; `pushed` is the number of batches whose operations were pushed.
+    /// The number of batches returned.
     taken: usize,
+    /// The number of batches whose operations have been pushed.
     pushed: usize,
 }
 

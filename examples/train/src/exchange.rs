@@ -170,7 +170,7 @@ impl Exchange {
         let starting = format!("rank {rank}: the start of the exchange");
         let (communicators, errors) = within(&starting, limit, || {
             compare_keys(&world, keys)?;
-            // The keys have the same order in all processes, so the communicators belong to the same keys.
+            // The keys have the same order in all processes, so each key gets the same communicator in all of them.
             Ok::<_, Error>((keys.iter().map(|_| world.duplicate()).collect(), world.duplicate()))
         })??;
         let key = |(name, shape): &(String, Shape)| {

@@ -36,7 +36,7 @@ pub struct MemoryUse {
     pub values: usize,
     /// The total size of the values, in bytes.
     pub value_bytes: usize,
-    /// The number of buffers holding them.
+    /// The number of buffers that hold the values.
     pub buffers: usize,
     /// The total size of the buffers, in bytes.
     pub buffer_bytes: usize,
@@ -200,7 +200,7 @@ impl Program {
 impl Executor {
     /// Binds the graph of some symbols to arrays for all arguments, and to arrays that receive the first symbol's
     /// gradients with [`Mode::Write`] or [`Mode::Add`]. If the first symbol does not depend on an argument, the
-    /// argument's gradient is not written. Without gradients, the operators run as outside training.
+    /// argument's gradient is not written. Without gradients, the operators run as they do outside training.
     ///
     /// # Errors
     /// A name is not that of an argument, or an argument has no array; two nodes have the same name; a node does not
@@ -270,7 +270,7 @@ impl Executor {
         self.backward.iter().try_for_each(Prepared::push)
     }
 
-    /// Returns the arrays holding the symbols' values.
+    /// Returns the arrays that hold the symbols' values, in the order of the symbols.
     pub fn outputs(&self) -> &[Array] {
         &self.outputs
     }

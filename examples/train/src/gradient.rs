@@ -47,7 +47,7 @@ pub(crate) struct Part<G> {
 /// Returns the backward pass for the gradients of the values in `needed`, from the last operator to the first. `known`
 /// holds the gradient of the result. `new` creates a gradient of an input, and returns it with the mode in which it is
 /// written. The arguments of `new` are the index of an operator, the index of one of its inputs, and whether the
-/// gradient is the input's own one: otherwise, it is later added to the own one.
+/// gradient is the input's own; if not, a separate operation later adds it to the input's own gradient.
 pub(crate) fn backward<K: Copy + Eq + Hash, G: Clone>(
     applied: &[Applied<K>],
     needed: &HashSet<K>,

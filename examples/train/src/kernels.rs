@@ -65,11 +65,11 @@ pub fn multiply(a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], add: bool) {
 /// The sizes of a convolution of one image with stride 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    /// Channels of the image.
+    /// The number of channels of the image.
     pub channels: usize,
-    /// Rows of the image.
+    /// The number of rows of the image.
     pub height: usize,
-    /// Columns of the image.
+    /// The number of columns of the image.
     pub width: usize,
     /// The number of rows of the window, which is square.
     pub size: usize,
@@ -115,7 +115,7 @@ impl Window {
     /// Writes the matrix of windows ("im2col"), with one column per pixel of the result.
     ///
     /// # Panics
-    /// Possibly, if the image or the matrix is too small.
+    /// The function may panic if the image or the matrix is too small.
     pub fn unfold(&self, image: &[f32], matrix: &mut [f32]) {
         matrix.fill(0.0);
         self.runs(|from, to, len| matrix[to..to + len].copy_from_slice(&image[from..from + len]));
@@ -124,7 +124,7 @@ impl Window {
     /// Adds each element of a matrix of windows to its source pixel ("col2im").
     ///
     /// # Panics
-    /// Possibly, if the image or the matrix is too small.
+    /// The function may panic if the image or the matrix is too small.
     pub fn fold(&self, matrix: &[f32], image: &mut [f32]) {
         self.runs(|to, from, len| image[to..to + len].iter_mut().zip(&matrix[from..]).for_each(|(i, m)| *i += m));
     }

@@ -1,4 +1,5 @@
-//! A small tensor library on raddle, and a net trained with it. Each part of the library is built on variables.
+//! A small tensor library on raddle, and a net trained with it. The last column shows what each module's part is in the
+//! engine.
 //!
 //! | module | holds | in the engine |
 //! |---|---|---|
@@ -57,7 +58,7 @@ pub use task::{Mode, Out, Task, View, Views};
 /// The sizes of an array's axes.
 pub type Shape = Vec<usize>;
 
-/// Returns the number of values in an array of this shape, or `usize::MAX` if there are more.
+/// Returns the number of values in an array of this shape, or `usize::MAX` if the number is larger.
 pub fn volume(shape: &[usize]) -> usize {
     if shape.contains(&0) { 0 } else { shape.iter().copied().fold(1, usize::saturating_mul) }
 }

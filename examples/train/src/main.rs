@@ -54,7 +54,7 @@ struct Arguments {
     #[arg(long, default_value_t = 97.5)]
     require: f32,
 
-    /// Number of seconds: if training takes longer, the program fails at the end
+    /// Maximum number of seconds for the training: if it takes longer, the program fails at the end
     #[arg(long, value_name = "SECONDS")]
     within: Option<f32>,
 

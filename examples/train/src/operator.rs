@@ -72,7 +72,7 @@ impl Signature {
 
 /// A differentiable function of arrays.
 ///
-/// The first output is the result. Further outputs are kept for the backward pass.
+/// The first output is the result. Further outputs are values that the backward pass or the program may need.
 ///
 /// # Panics
 /// The functions that apply an operator check the arrays, but rely on the operator: they panic if an index in its
@@ -110,7 +110,7 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// Fills in the input shapes of an operator, and returns its output shapes. Errors refer to the operator as `name`.
+/// Fills in unknown input shapes of an operator, and returns its output shapes. Errors refer to the operator as `name`.
 pub(crate) fn infer(operator: &dyn Operator, name: &str, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Error> {
     let count = operator.signature().arguments.len();
     if inputs.len() != count {

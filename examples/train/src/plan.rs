@@ -11,7 +11,8 @@ use crate::Mode;
 #[derive(Clone, Debug)]
 pub(crate) struct Use {
     pub(crate) reads: Vec<usize>,
-    /// The values that the operation writes, and how. It is the first to write those with [`Mode::Write`].
+    /// The values that the operation writes, and how. The operation is the first to write the values with
+    /// [`Mode::Write`].
     pub(crate) writes: Vec<(Option<usize>, Mode)>,
     /// Whether the first value written may replace the first one read.
     pub(crate) in_place: bool,

@@ -1,4 +1,4 @@
-//! Gradients without a graph: a tape records the operators applied and their arrays, and is read backwards.
+//! Gradients without a graph: a tape records the applied operators and their arrays, and is read backwards.
 //!
 //! Each application is one push and allocates memory for its results. An [`Executor`](crate::Executor) does the same
 //! work in planned memory, with operators of the engine that are created once.

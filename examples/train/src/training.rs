@@ -391,7 +391,8 @@ impl Trainer {
             return Error::Wait(error);
         }
         let look = || {
-            // The failure skips all later steps that are already pushed, so this wait returns an error.
+            // Because of the failure, the later steps that are already pushed are skipped, and this wait returns an
+            // error.
             let _ = self.runtime.engine().wait_for_all();
             let arrays = self.parameters.values().chain(self.shards.iter().flat_map(|shard| shard.arguments.values()));
             for array in arrays {
@@ -404,7 +405,7 @@ impl Trainer {
                     return Ok::<_, Error>(format!("that of `{name}`"));
                 }
             }
-            Ok("unknown, since dropout now draws other numbers".into())
+            Ok("unknown: dropout now draws other numbers, or the result is in another process".into())
         };
         let first = look().unwrap_or_else(|error| format!("unknown ({error})"));
         let first = format!("computed again, the first result that is not finite is {first}");
@@ -433,8 +434,8 @@ impl Trainer {
         Ok(bits)
     }
 
-    /// Returns the mean duration of a step in seconds, with the executors and with a tape. The steps are real: they
-    /// change the parameters.
+    /// Returns the mean duration of a step in seconds: first with the executors, then with a tape. The steps are real:
+    /// they change the parameters.
     ///
     /// # Errors
     /// An operation has failed.

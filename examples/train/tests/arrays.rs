@@ -122,7 +122,7 @@ fn operations_return_before_they_run() {
     assert_eq!(sum.to_vec().expect("no operation fails"), [8.0]);
 }
 
-/// A program that drops its arrays at once needs little memory and waits for nothing.
+/// The memory of dropped arrays is used again, and in the end all memory is free.
 #[test]
 fn memory_is_freed_in_order_and_used_again() {
     test_everywhere(|runtime| {
@@ -137,7 +137,7 @@ fn memory_is_freed_in_order_and_used_again() {
         assert_eq!(statistics.live, 0, "all memory is free: {statistics:?}");
         if runtime.device() == Device::Cpu {
             assert_eq!(statistics.allocated + statistics.reused, 201, "{statistics:?}");
-            // If operations run when pushed, three pieces are in use at a time.
+            // On a naive engine, where operations run when pushed, at most three pieces are in use at a time.
             let found = (statistics.allocated, statistics.peak);
             assert!(runtime.engine().kind() != EngineKind::Naive || found == (3, 3 * 4096), "{statistics:?}");
             assert_eq!(statistics.kept, 4096 * statistics.allocated as usize);
@@ -204,7 +204,7 @@ fn wait_to_read_waits_and_returns_errors() {
     engine.clear_errors();
 }
 
-/// Runtimes created beside each other share memory.
+/// Runtimes created beside each other share one pool for each device.
 #[test]
 fn a_device_has_one_pool() {
     let engine = support::engine(support::PLACES[6]);
@@ -235,7 +235,7 @@ fn temporary_space_is_shared_and_grows() {
             let values = result.to_vec()?;
             assert_eq!((values[0], values[1], values[size + 1]), (4.5, 6.5, 9.5), "for size {size}");
         }
-        // The temporary spaces of five operations, and of a sixth that needs more.
+        // Five operations need the same temporary space, and a sixth needs more.
         let array = Array::new(runtime, &[1])?;
         for (operation, size) in [1024, 1024, 1024, 1024, 1024, 2048].into_iter().enumerate() {
             let task = Task { temporary: size, ..Task::new("use", vec![]) }.out(&array, Mode::Write);
@@ -249,7 +249,7 @@ fn temporary_space_is_shared_and_grows() {
     });
 }
 
-/// Compares a convolution by the matrix of windows with the definition.
+/// Compares a convolution, computed with a matrix of windows, with the definition of a convolution.
 #[test]
 fn a_convolution_matches_its_definition() {
     test_everywhere(|runtime| {
@@ -294,7 +294,8 @@ fn errors_name_shapes_that_do_not_match() {
     assert_eq!(error.to_string(), "`slice`: the range 2..1 ends before it starts");
     let error = array(&[2]).reshape(&[3]).unwrap_err();
     assert_eq!(error.to_string(), "`reshape`: the shape of `array` must be one that fits into [3], but is [2]");
-    // The backward pass: a gradient read, a gradient written, and one written in place of an array that is needed.
+    // Errors of the backward pass: the wrong shape of the gradient that it reads, the wrong shape of one that it
+    // writes, and a gradient written in place of an array that the pass needs.
     let (data, weight, bias, out) = (array(&[2, 3]), array(&[4, 3]), array(&[4]), array(&[2, 4]));
     let backward = |gradient: &Array, of_data: &Array, mode| {
         let places = [(Some(of_data), mode), (None, Mode::Null), (None, Mode::Null)];
@@ -352,7 +353,7 @@ fn a_product_that_is_too_large_is_refused() {
     multiply(column, row, &mut [], false);
 }
 
-/// Operators without values, and with windows larger than the images.
+/// Operators on arrays without values, and operators with windows larger than the images.
 #[test]
 fn operators_of_extreme_sizes() {
     test_everywhere(|runtime| {

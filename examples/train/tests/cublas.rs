@@ -13,7 +13,7 @@ use support::numbers;
 
 const GPU: Device = Device::Gpu(0);
 
-/// Opens a GPU. Returns `None` if it cannot be opened, or if cuBLAS is missing, and the tests may be skipped.
+/// Opens a GPU and loads cuBLAS. If either fails, returns `None` if the tests may be skipped, and otherwise panics.
 fn gpu(number: usize) -> Option<CudaGpu> {
     let opened = CudaGpu::open(number).map_err(Error::Device).and_then(|gpu| cuda::load().map(|()| gpu));
     match opened {
@@ -31,8 +31,8 @@ fn runtime(kind: EngineKind, gpu: &CudaGpu) -> Result<Arc<Runtime>, Error> {
     Ok(Runtime::new(&engine, GPU, 7))
 }
 
-/// Calls a test with a runtime of the GPU in each kind of engine. Afterwards, no operation has failed, and all memory
-/// is free.
+/// Calls a test with a runtime of the GPU in each kind of engine. Checks afterwards that no operation has failed and
+/// that all memory of the GPU is free.
 fn on_each_engine(test: impl Fn(&Arc<Runtime>) -> Result<(), Error>) {
     let Some(gpu) = gpu(0) else { return };
     for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
@@ -49,7 +49,7 @@ fn array(runtime: &Arc<Runtime>, shape: &[usize], seed: u64) -> Result<Array, Er
     Array::from_vec(runtime, shape, numbers(shape.iter().product(), seed))
 }
 
-/// Compares values with those computed on the host, where sums have another order.
+/// Compares values with those computed on the host, where sums may have another order.
 fn assert_close(found: &[f32], expected: &[f32], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let most = expected.iter().fold(1.0f32, |most, value| most.max(value.abs()));
@@ -83,7 +83,8 @@ fn products_match_those_of_the_host() {
     });
 }
 
-/// All operations are pushed before the first result is read. Products that are no longer needed are dropped at once.
+/// All operations are pushed before the first result is read. Each product of the loop is dropped right after its use
+/// is pushed.
 #[test]
 fn chains_of_products_run_in_order() {
     on_each_engine(|runtime| {
@@ -129,7 +130,7 @@ fn slices_are_multiplied_and_copied() {
             let whole = array(runtime, &[6, 4], 3)?;
             let (front, back) = (whole.slice(0..2)?, whole.slice(2..6)?);
             let product = front.matmul(&back)?;
-            // Ranges of the same memory, which overlap.
+            // Copies between overlapping ranges of the same memory.
             whole.slice(1..5)?.copy_from(&whole.slice(2..6)?)?;
             whole.slice(0..2)?.copy_from(&product)?;
             let other = Array::new(runtime, &[2, 4])?;
@@ -144,8 +145,8 @@ fn slices_are_multiplied_and_copied() {
     });
 }
 
-/// Each thread that issues operations has its own handle: the lanes of each GPU, and the threads that push to a naive
-/// engine.
+/// Each thread that issues operations has its own handle: the threads of each GPU's lanes, and the threads that push to
+/// a naive engine.
 #[test]
 fn threads_and_devices_do_not_share_handles() {
     let Some(first) = gpu(0) else { return };
@@ -217,7 +218,7 @@ fn factors_on_other_devices_and_of_other_shapes_are_refused() {
     });
 }
 
-/// Runs an ignored test in its own process, whose output must contain `text`.
+/// Runs an ignored test in its own process, which must succeed, and whose output must contain `text`.
 fn child(name: &str, variable: (&str, &str), text: &str) {
     let this = env::current_exe().expect("the test binary has a path");
     let arguments = ["--ignored", "--exact", name, "--nocapture"];
@@ -227,7 +228,7 @@ fn child(name: &str, variable: (&str, &str), text: &str) {
     assert!(output.status.success() && found.contains(text));
 }
 
-/// Looks for the libraries only in folders without cuBLAS.
+/// In the child, `LD_LIBRARY_PATH` names only folders without cuBLAS.
 #[test]
 fn a_missing_library_is_an_error() {
     if gpu(0).is_none() {
@@ -260,7 +261,7 @@ fn without_cublas() {
     runtime.engine().wait_for_all().expect("no operation fails");
 }
 
-/// The stand-in for cuBLAS fails once. The next product is computed.
+/// In each child, the stand-in for cuBLAS fails one call. The next product is computed.
 #[test]
 fn a_call_that_fails_loses_only_its_product() {
     if gpu(0).is_none() {

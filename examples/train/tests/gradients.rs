@@ -33,8 +33,8 @@ fn array(runtime: &Arc<Runtime>, shape: &[usize], values: &[f32]) -> Array {
     Array::from_vec(runtime, shape, values.to_vec()).expect("the shape matches")
 }
 
-/// Compares gradients with finite differences of `step` for inputs of these shapes. `fixed` holds the values of the
-/// last inputs.
+/// Compares gradients with finite differences, `step` above and below each value, for inputs of these shapes. `fixed`
+/// holds the values of the last inputs; `numbers` returns those of the others.
 fn check(runtime: &Arc<Runtime>, operator: impl Operator, shapes: &[Shape], fixed: &[Vec<f32>], step: f32) {
     let operator: Arc<dyn Operator> = Arc::new(operator);
     let mut ins: Vec<_> =
@@ -81,7 +81,8 @@ fn check(runtime: &Arc<Runtime>, operator: impl Operator, shapes: &[Shape], fixe
     }
 }
 
-/// Compares what the passes write in place of an array that they read with what they write elsewhere.
+/// For each pass that may replace an array, compares the values written in place of the array with those written
+/// elsewhere.
 fn check_in_place(
     operator: &Arc<dyn Operator>,
     runtime: &Arc<Runtime>,
@@ -133,7 +134,7 @@ fn gradients_of_layers() {
 fn gradients_of_simple_operators() {
     everywhere(|runtime| {
         for function in simple::UNARY {
-            // With 1.6, half of the values are in the linear part of smooth L1.
+            // With 1.6, a third of the values are in the linear part of smooth L1.
             check(runtime, function.with(1.6), &[vec![3, 4]], &[], 0.005);
         }
         for function in simple::BINARY {

@@ -51,7 +51,7 @@ fn a_graph_and_a_tape_compute_the_same_bits() {
         let net = net();
         let (arguments, gradients) = arrays(&net, runtime).expect("the shapes match");
         let executor = Executor::bind(&[&net], runtime, &arguments, &gradients).expect("the shapes match");
-        // Two steps without a wait between them: the second runs after the first.
+        // Two steps without a wait between them: only the variables keep the operations in order.
         for _ in 0..2 {
             executor.forward().and_then(|()| executor.backward()).expect("the pushes succeed");
         }
@@ -166,7 +166,7 @@ fn errors_name_what_does_not_match() {
     assert!(error.to_string().contains("`conv (Convolution)`: the shape of `data` must be known, but is unknown"));
     let error = net.infer_shapes(&[("dat".into(), vec![1])].into()).unwrap_err();
     assert!(error.to_string().starts_with("no such argument: `dat`; known names: data, conv_weight"), "{error}");
-    // Two layers of one name would have the same parameters.
+    // Two layers with the same name would have parameters with the same names.
     let layer = |name, x: &Symbol| Symbol::apply(FullyConnected { outputs: 2 }, name, &[x]);
     let shapes = [("data".into(), vec![1, 2])];
     let twice = layer("fc", &Symbol::apply(simple::RELU.with(0.0), "relu", &[&layer("fc", &Symbol::variable("data"))]));
@@ -213,7 +213,7 @@ fn outputs_that_do_not_exist_are_refused() {
     check(&data.output(1), "`data` has 1 outputs, numbered from 0, but output 1 is used");
 }
 
-/// The tape follows reshaped arrays, and refuses slices instead of losing parts of a gradient.
+/// The tape follows reshaped arrays, and refuses slices, since it would lose parts of their gradients.
 #[test]
 fn a_tape_follows_whole_arrays() {
     let engine = Engine::builder().workers(1).build().expect("the engine is built");

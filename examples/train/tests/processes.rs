@@ -44,7 +44,7 @@ fn text(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
 }
 
-/// A worker's MPI library and engine. The engine is dropped first.
+/// A worker's exchange, engine and MPI library, which are dropped in this order.
 struct Worker {
     exchange: Option<Exchange>,
     runtime: Arc<Runtime>,
@@ -67,7 +67,7 @@ fn worker(keys: impl FnOnce(usize) -> Vec<(String, Shape)>, limit: u64) -> Resul
     Ok(Worker { exchange: Some(exchange?), runtime, recorder, rank, _universe: universe })
 }
 
-/// Writes a line in one piece, since processes may write concurrently.
+/// Writes a line to standard error in one piece, since several processes may write at the same time.
 fn say(text: &str) {
     let line = format!("{text}\n");
     eprint!("{line}");
@@ -77,7 +77,7 @@ fn keys(_: usize) -> Vec<(String, Shape)> {
     vec![("weight".into(), vec![2, 3]), ("bias".into(), vec![3])]
 }
 
-/// Each process sums two parts of each batch.
+/// Each process computes two parts of each batch.
 #[test]
 fn four_processes_compute_the_same_bits_as_one() {
     for arguments in [&["--epochs", "2"][..], &["--epochs", "1", "--gpu"]] {
@@ -231,7 +231,7 @@ fn worker_hangs() {
     let _ = worker(hang, 3);
 }
 
-/// One of the processes never starts MPI.
+/// One more process, `sleep`, never starts MPI.
 #[test]
 fn a_process_that_does_not_start_ends_the_others() {
     let start = Instant::now();
@@ -260,7 +260,7 @@ fn worker_is_stopped() {
     exchange::end(universe).expect("the thread is started");
 }
 
-/// Returns the state of a process and its parent.
+/// Returns the state of a process, and the id of its parent.
 fn process(id: u32) -> Option<(char, u32)> {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');

@@ -96,7 +96,7 @@ fn batches_depend_on_the_seed_alone() {
     assert_eq!(classes, second);
 }
 
-/// A batch still being read is not overwritten, and the loader does not wait for the batch's reader.
+/// A batch that is still being read is not overwritten, and the loader does not wait for the batch's reader.
 #[test]
 fn batches_are_made_in_advance_up_to_the_bound() {
     let recorder = Recorder::new();
@@ -127,7 +127,7 @@ fn batches_are_made_in_advance_up_to_the_bound() {
     assert!(versions(&first) > 1);
 }
 
-/// The bits are the same on every kind of engine, for any number of workers, and on the simulated GPU.
+/// The bits are the same on every kind of engine, for one, two and four workers, and on the simulated GPU.
 #[test]
 fn the_bits_of_the_parameters_do_not_depend_on_the_engine() {
     let images = images();
@@ -168,7 +168,7 @@ fn a_loss_that_is_not_finite_ends_the_training_and_changes_nothing() {
         let mut trainer = Trainer::new(&engine, place.2, &images(), options).expect("the options are valid");
         let error = trainer.epoch(0, |_, _| {}).unwrap_err();
         assert!(matches!(error, Error::Loss(_)), "{error}");
-        // No copy of a later batch replaces the one that is searched for the layer.
+        // No copy starts after the failed check, so the search for the layer uses the batch of the failed step.
         let trace = recorder.take();
         let failed = trace.ops().iter().find(|op| op.label() == "check" && op.outcome == Some(Outcome::Failed));
         let failed = failed.expect("the check fails").ended;
@@ -199,7 +199,7 @@ fn invalid_options_are_refused() {
     assert_eq!(problem, "4 batches of 2000 cannot be made from 1438 images");
 }
 
-/// Notes the priorities of exchanges, and exchanges nothing.
+/// Notes the priorities of exchanges, but exchanges nothing: it writes zeros.
 #[derive(Debug, Default)]
 struct Noted(Mutex<HashMap<String, i32>>);
 
@@ -282,7 +282,7 @@ fn the_net_learns() {
     assert!(picture.starts_with(b"\x89PNG"));
 }
 
-/// The program compares the bits, writes a trace, reports the overlap, and judges the time.
+/// The program compares the bits, writes a picture and a trace, reports the overlap, and judges the time.
 #[test]
 fn the_program_reports_and_judges() {
     let path = |name| std::env::temp_dir().join(format!("raddle-train-{}.{name}", std::process::id()));

@@ -3,7 +3,7 @@
 use crate::{Misfit, Operator, Shape, Signature, View, Views, error::known};
 
 /// An operator that, in training, sets each value to zero with a given probability and scales up the others to preserve
-/// the mean. Outside training, it changes nothing.
+/// the expected value. Outside training, it changes nothing.
 ///
 /// The second output holds each value's factor.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,6 @@
 //! Engines of every kind, and test numbers.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(dead_code, reason = "each test uses a part of this module")]
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub fn builder((kind, workers, _): (EngineKind, usize, Device)) -> EngineBuilder
     Engine::builder().kind(kind).workers(workers).gpu(gpu)
 }
 
-/// Calls a test at each place.
+/// Calls a test at each place. Checks afterwards that no operation has failed.
 pub fn everywhere(test: impl Fn(&Arc<Runtime>)) {
     for place in PLACES {
         eprintln!("{place:?}");
@@ -38,8 +38,8 @@ pub fn everywhere(test: impl Fn(&Arc<Runtime>)) {
     }
 }
 
-/// Returns numbers a tenth apart, in random order. If `count` is even, none is within 0.05 of zero, where some
-/// functions have kinks.
+/// Returns numbers a tenth apart, in random order. If `count` is even, all of them are at least 0.05 away from zero, up
+/// to rounding: some functions have kinks there.
 pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
     let mut random = Random::new(seed);
     let mut numbers: Vec<f32> = (0..count).map(|i| (i as f32 - count as f32 / 2.0) * 0.1 + 0.05).collect();
