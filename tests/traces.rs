@@ -404,7 +404,7 @@ fn all_events_that_do_not_fit_are_counted() {
         for _ in 0..1000 {
             engine.op("add").push(x.write(), |x| *x += 1).unwrap();
         }
-        // A push takes two slots, and a run one. Of the operation in the last two slots, the start and the end are lost.
+        // A push takes two slots, and a run one. The start and the end of the operation in the last two slots are lost.
         let trace = recorder.take();
         assert_eq!((trace.ops().len(), trace.lost()), (43, 2 + 3 * (1000 - 43)));
         assert_eq!(trace.ops().iter().filter(|op| op.is_over()).count(), 42);

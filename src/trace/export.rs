@@ -102,9 +102,9 @@ impl<F: Format> Exporter<F> {
 
     /// Writes the operations kept from the previous trace and keeps the operations of `trace` that are over.
     ///
-    /// An arrow has a number as soon as one of its operations is over and the other one is in a trace, even if that has
-    /// yet to start. A rectangle that was written thus has the starts of all arrows to operations that were pushed
-    /// before. If such an operation is skipped, its arrows have no ends, which viewers ignore.
+    /// An arrow receives its number once the operation at its start has ended and the other one is in a trace, even if
+    /// that one has yet to start. So a rectangle has the starts of all arrows to operations pushed before it is
+    /// written. If such an operation is skipped, its arrows have no ends, and viewers ignore them.
     pub(super) fn add(&mut self, out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
         let mut unwritten: HashSet<OpId> = self.held.iter().map(|op| op.id).collect();
         unwritten.extend(trace.ops.iter().filter(|op| op.ended.is_some()).map(|op| op.id));

@@ -181,8 +181,8 @@ impl Trace {
     }
 }
 
-/// Returns for how many nanoseconds functions ran at each of the `places`, which are sorted. A function that runs inside
-/// another one adds nothing.
+/// Returns for how many nanoseconds functions ran at each of the `places`, which are sorted. A function that runs
+/// inside another one adds nothing.
 fn busy(ops: &[&TracedOp], places: &[Place]) -> Vec<u128> {
     let mut runs: Vec<&Run> = ops.iter().flat_map(|op| &op.runs).collect();
     runs.sort_by_key(|run| run.from);
