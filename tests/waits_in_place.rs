@@ -49,8 +49,18 @@ fn a_recursion_that_waits_needs_few_threads() {
 #[ignore = "counts the threads of its process; run by another test in a separate process"]
 fn recursions_that_count_their_threads() {
     // Child processes have a time limit, and sanitizers are slow.
-    const N: u64 = if cfg!(any(raddle_tsan, raddle_unpooled)) { 18 } else { 20 };
-    let expected = (0..N).fold((0, 1), |(a, b), _| (b, a + b)).0;
+    recursions(if cfg!(any(raddle_tsan, raddle_unpooled)) { 18 } else { 20 });
+}
+
+/// Runs 242,785 operations on each engine.
+#[test]
+#[ignore = "counts the threads of its process; without optimization, takes about a minute"]
+fn long_recursions_that_count_their_threads() {
+    recursions(25);
+}
+
+fn recursions(n: u64) {
+    let expected = (0..n).fold((0, 1), |(a, b), _| (b, a + b)).0;
     let before = thread_count();
     for kind in KINDS {
         for workers in [1, 2] {
@@ -58,7 +68,7 @@ fn recursions_that_count_their_threads() {
             let mut most = 0;
             thread::scope(|scope| {
                 // On a naive engine, the push of the root runs the recursion.
-                let recursion = scope.spawn(|| fib(&engine, N).unwrap().wait().unwrap());
+                let recursion = scope.spawn(|| fib(&engine, n).unwrap().wait().unwrap());
                 while !recursion.is_finished() {
                     most = most.max(thread_count());
                 }
