@@ -476,6 +476,7 @@ impl EngineBuilder {
             profile.as_deref(),
             self.watchdog.is_some() || shuffler.is_some(),
             threads.engine(),
+            |name, main| threads.spawn_aside(name, main),
         )
         .map_err(|error| BuildError::Profile(profile.unwrap_or_default(), error))?;
         let (gpus, shards) = ((gpus, gpu::serve as ServeLane), (2 * workers + 2).min(64));
@@ -491,9 +492,7 @@ impl EngineBuilder {
                 Ok(engine)
             }
             Err(error) => {
-                core.threads().end();
-                // The join cannot time out, since there is no deadline.
-                let _ = core.threads().join(None);
+                core.end_unstarted();
                 Err(error)
             }
         }

@@ -186,8 +186,8 @@ impl Core {
             return self.schedule(op);
         }
         // If no loop can run the operation later, it is one of the engine's own and may run here.
-        if forbidden && ready_loop::has_loop(self) {
-            ready_loop::with_loop(self, |ready_loop| ready_loop.push(op));
+        if forbidden && ready_loop::has_outer_loop(self) {
+            ready_loop::with_outer_loop(self, |ready_loop| ready_loop.push(op));
             return;
         }
         self.run_nested(Some(op), &mut ReadyList::default(), &mut iter::empty());
@@ -236,6 +236,27 @@ impl Core {
     fn leave_operation(self: &Arc<Self>, ready_loop: &ReadyLoop, op: OpRef<Task>) {
         if self.has_workers() {
             self.schedule_recorded(op);
+        } else if no_wait::in_device_function() {
+            self.put_off(ready_loop, op);
+        } else {
+            ready_loop.push(op);
+        }
+    }
+
+    /// Leaves an operation that became ready inside the function of a device operation to code outside that function: a
+    /// loop of this engine, or else a loop or a worker of another engine. A kernel called on another thread has none of
+    /// these, and leaves the operation to `ready_loop`, which runs inside the kernel.
+    #[cold]
+    fn put_off(self: &Arc<Self>, ready_loop: &ReadyLoop, op: OpRef<Task>) {
+        let core = Arc::clone(self);
+        if ready_loop::has_outer_loop(self) {
+            ready_loop::with_outer_loop(self, |outer| outer.push(op));
+        } else if ready_loop::is_in_outer_loop() {
+            ready_loop::with_any_outer_loop(|outer| {
+                outer.push_epilogue(Epilogue::Other(Box::new(move || core.run_now(op))))
+            });
+        } else if let Some(other) = worker_thread::served_engine() {
+            other.hand_over(move |_| core.run_now(op));
         } else {
             ready_loop.push(op);
         }

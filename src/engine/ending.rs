@@ -47,6 +47,9 @@ pub(crate) enum Epilogue {
     /// The operation is asynchronous and has started. Program code remains to be run here; the operation ends and is
     /// counted out elsewhere.
     Started(Hold<Task>, Cleanup),
+    /// Not an epilogue: runs another engine's ready operation, which must not run inside the function of a device
+    /// operation and is left to a loop outside that function.
+    Other(Box<dyn FnOnce() + Send>),
 }
 
 /// The epilogues of several operations, in order of completion.

@@ -48,6 +48,7 @@ impl Core {
                 self.hand_over(move |core| core.run_program_code(&op, None, || cleanup.run()));
             }
             Epilogue::Started(op, cleanup) => self.run_program_code(&op, None, || cleanup.run()),
+            Epilogue::Other(run) => run(),
         }
     }
 

@@ -44,7 +44,7 @@ use crate::{
         core::Core,
         group::Group,
         kin::Kin,
-        no_wait::{self, NoWait},
+        no_wait::{self, Reasons},
         right::Right,
         task::{Task, flag},
     },
@@ -634,13 +634,13 @@ impl<'a> Call<'a> {
 /// The frames of a thread, and why its program code must not wait.
 pub(super) struct Frames {
     innermost: *const Frame,
-    no_wait: Option<NoWait>,
+    reasons: Reasons,
     in_kernel: bool,
 }
 
 /// Returns the frames of the calling thread.
 pub(super) fn current() -> Frames {
-    Frames { innermost: seen(innermost()), no_wait: no_wait::no_wait(), in_kernel: in_kernel() }
+    Frames { innermost: seen(innermost()), reasons: no_wait::reasons(), in_kernel: in_kernel() }
 }
 
 impl Frames {
@@ -648,7 +648,7 @@ impl Frames {
     pub(super) fn adopt(self, f: impl FnOnce()) {
         STACK.with(|cell| cell.set(Stack::Another));
         FRAME.with(|cell| cell.set(self.innermost));
-        let run = || no_wait::set_no_wait(self.no_wait, f);
+        let run = || no_wait::with_reasons(self.reasons, f);
         if self.in_kernel { as_kernel(run) } else { run() }
     }
 }

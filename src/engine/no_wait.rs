@@ -1,5 +1,5 @@
-//! The reason why program code on this thread must not wait: the code belongs to a device operation's function, to a
-//! deletion or to an observer.
+//! The reasons why program code on this thread must not wait: the code belongs to a device operation's function, to a
+//! deletion or to an observer, or is called inside one of them.
 
 use std::cell::Cell;
 
@@ -17,47 +17,69 @@ pub(crate) enum NoWait {
     Observer,
 }
 
-// The innermost reason on this thread. The reason is not stored in the frames, since there may be many of them and each
-// push to a naive engine reads the reason.
-thread_static!(static NO_WAIT: Cell<Option<NoWait>> = Cell::new(None));
+/// Why the program code running on this thread must not wait, or that it may.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reasons {
+    /// The innermost reason.
+    innermost: Option<NoWait>,
+    /// Whether the code runs inside the function of a device operation. A deletion or an observer called there is the
+    /// innermost reason.
+    on_device: bool,
+}
+
+const NONE: Reasons = Reasons { innermost: None, on_device: false };
+
+// The reasons on this thread. They are not stored in the frames, since there may be many of them and each push to a
+// naive engine reads the reasons.
+thread_static!(static REASONS: Cell<Reasons> = Cell::new(NONE));
 
 /// Calls `f` with `why` as the reason why its program code must not wait.
 pub(crate) fn without_waits<R>(why: NoWait, f: impl FnOnce() -> R) -> R {
-    set_no_wait(Some(why), f)
+    let on_device = reasons().on_device || why == NoWait::DeviceFunction;
+    with_reasons(Reasons { innermost: Some(why), on_device }, f)
 }
 
-/// Calls `f`, which runs operations. Operations that run inside a deletion are not part of the deletion and may wait.
+/// Calls `f`, which runs operations. Operations that run inside a deletion are not part of the deletion and may wait,
+/// unless the deletion runs inside the function of a device operation.
 pub(crate) fn outside_deletion<R>(f: impl FnOnce() -> R) -> R {
-    match NO_WAIT.with(Cell::get) {
-        Some(NoWait::Deletion) => set_no_wait(None, f),
+    match reasons() {
+        Reasons { innermost: Some(NoWait::Deletion), on_device } => {
+            with_reasons(Reasons { innermost: None, on_device }, f)
+        }
         _ => f(),
     }
 }
 
-/// Calls `f` while `no_wait` is the reason, if any, why program code on this thread must not wait.
-pub(crate) fn set_no_wait<R>(no_wait: Option<NoWait>, f: impl FnOnce() -> R) -> R {
-    struct Restore(Option<NoWait>);
+/// Calls `f` with these reasons why program code on this thread must not wait.
+pub(crate) fn with_reasons<R>(reasons: Reasons, f: impl FnOnce() -> R) -> R {
+    struct Restore(Reasons);
     impl Drop for Restore {
         fn drop(&mut self) {
-            NO_WAIT.with(|cell| cell.set(self.0));
+            REASONS.with(|cell| cell.set(self.0));
         }
     }
-    let _restore = Restore(NO_WAIT.with(|cell| cell.replace(no_wait)));
+    let _restore = Restore(REASONS.with(|cell| cell.replace(reasons)));
     f()
 }
 
-/// Returns the [`NoWait`] that applies to the program code on this thread, if any.
-pub(crate) fn no_wait() -> Option<NoWait> {
-    NO_WAIT.with(Cell::get)
+/// Returns the reasons why program code on this thread must not wait.
+pub(crate) fn reasons() -> Reasons {
+    REASONS.with(Cell::get)
 }
 
-/// Forgets the reason in a forked child.
+/// Returns the innermost [`NoWait`] that applies to the program code on this thread, if any.
+pub(crate) fn no_wait() -> Option<NoWait> {
+    reasons().innermost
+}
+
+/// Forgets the reasons in a forked child.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn forget() {
-    NO_WAIT.with(|cell| cell.set(None));
+    REASONS.with(|cell| cell.set(NONE));
 }
 
-/// Whether this thread is running the function of a device operation of any engine, or program code called by a device.
+/// Whether this thread is running the function of a device operation of any engine, something called there, or program
+/// code called by a device.
 pub(crate) fn in_device_function() -> bool {
-    in_kernel() || NO_WAIT.with(Cell::get) == Some(NoWait::DeviceFunction)
+    in_kernel() || reasons().on_device
 }

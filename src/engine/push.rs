@@ -329,7 +329,7 @@ impl Core {
     /// internal operations, unless a ready loop of this engine encloses the function and can run the operation later.
     #[cold]
     fn naive_engine_accepts(&self, spec: &Spec) -> bool {
-        spec.flags & flag::INTERNAL != 0 || !no_wait::in_device_function() || ready_loop::has_loop(self)
+        spec.flags & flag::INTERNAL != 0 || !no_wait::in_device_function() || ready_loop::has_outer_loop(self)
     }
 
     /// Appends an operation with a filled task to the queues of its variables, and dispatches the operation if it is

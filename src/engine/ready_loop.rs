@@ -25,7 +25,7 @@ use crate::{
         core::Core,
         ending::{Epilogue, Epilogues},
         frame::{self, seen},
-        room,
+        no_wait, room,
         task::Task,
         worker_thread::yield_worker,
     },
@@ -50,6 +50,8 @@ pub(crate) struct ReadyLoop {
     /// The epilogues left to this loop.
     epilogues: RefCell<LinkedList<Epilogue>>,
     depth: usize,
+    /// Whether this loop runs inside the function of a device operation.
+    on_device: bool,
     /// The loop around this one, or null.
     parent: *const ReadyLoop,
 }
@@ -106,7 +108,8 @@ pub(crate) fn run<R>(core: &Arc<Core>, f: impl FnOnce(&ReadyLoop) -> R) -> R {
         // whose behalf this thread runs.
         let depth = unsafe { seen(parent).as_ref() }.map_or(0, |parent| parent.depth + 1);
         let (deferred, epilogues) = (RefCell::default(), RefCell::default());
-        let ready_loop = ReadyLoop { core: ptr::from_ref(core), deferred, epilogues, depth, parent };
+        let on_device = no_wait::in_device_function();
+        let ready_loop = ReadyLoop { core: ptr::from_ref(core), deferred, epilogues, depth, on_device, parent };
         let _leave = Leave(innermost, parent);
         innermost.set(&raw const ready_loop);
         f(&ready_loop)
@@ -131,6 +134,20 @@ fn find_loop<R>(mut f: impl FnMut(&ReadyLoop) -> Option<R>) -> Option<R> {
 pub(crate) fn with_loop<R>(core: &Core, f: impl FnOnce(&ReadyLoop) -> R) -> Option<R> {
     let mut f = Some(f);
     find_loop(|ready_loop| f.take_if(|_| ready_loop.is_of(core)).map(|f| f(ready_loop)))
+}
+
+/// Calls `f` with the innermost loop of `core` on this thread that is not inside the function of a device operation, and
+/// so runs its work after that function has returned. Returns `None` if there is no such loop.
+pub(crate) fn with_outer_loop<R>(core: &Core, f: impl FnOnce(&ReadyLoop) -> R) -> Option<R> {
+    let mut f = Some(f);
+    find_loop(|ready_loop| f.take_if(|_| ready_loop.is_of(core) && !ready_loop.on_device).map(|f| f(ready_loop)))
+}
+
+/// Calls `f` with the innermost loop of any engine on this thread that is not inside the function of a device operation.
+/// Returns `None` if there is no such loop.
+pub(crate) fn with_any_outer_loop<R>(f: impl FnOnce(&ReadyLoop) -> R) -> Option<R> {
+    let mut f = Some(f);
+    find_loop(|ready_loop| f.take_if(|_| !ready_loop.on_device).map(|f| f(ready_loop)))
 }
 
 // The number of calls to `in_place` on this thread's stack.
@@ -257,6 +274,16 @@ pub(crate) fn engine_with_deferred() -> Option<Arc<Core>> {
 /// Whether this thread has a loop of `core`, which will run work left to the loop.
 pub(crate) fn has_loop(core: &Core) -> bool {
     with_loop(core, |_| ()).is_some()
+}
+
+/// Whether this thread has a loop of any engine that is not inside the function of a device operation.
+pub(crate) fn is_in_outer_loop() -> bool {
+    with_any_outer_loop(|_| ()).is_some()
+}
+
+/// Whether this thread has a loop of `core` that is not inside the function of a device operation.
+pub(crate) fn has_outer_loop(core: &Core) -> bool {
+    with_outer_loop(core, |_| ()).is_some()
 }
 
 /// Whether this thread is inside an operation or a ready loop of `core`, or is running other program code for `core`.

@@ -40,13 +40,14 @@ pub(super) fn is_observing() -> bool {
 
 impl Recording {
     /// Returns the recording of an engine that has a `recorder`, `observers` or a profile path, or whose operations
-    /// need numbers for another purpose. Returns `None` for any other engine.
+    /// need numbers for another purpose. Returns `None` for any other engine. `spawn` starts the profile's thread.
     pub(crate) fn new(
         recorder: Option<Recorder>,
         observers: Vec<Arc<dyn Observer>>,
         profile: Option<&Path>,
         needs_numbers: bool,
         engine: u64,
+        spawn: impl FnOnce(String, Box<dyn FnOnce() + Send>) -> io::Result<()>,
     ) -> io::Result<Option<Box<Self>>> {
         if recorder.is_none() && observers.is_empty() && profile.is_none() && !needs_numbers {
             return Ok(None);
@@ -61,7 +62,7 @@ impl Recording {
         let recorder = recorder.unwrap_or_else(|| {
             if is_kept { Recorder::with_capacity(PROFILED_BYTES) } else { Recorder::with_capacity(0) }
         });
-        let profile = profile.map(|path| Profile::begin(&recorder, path)).transpose()?;
+        let profile = profile.map(|path| Profile::begin(&recorder, path, spawn)).transpose()?;
         Ok(Some(Box::new(Self { recorder, is_kept, observers, profile, watchdog: Mutex::new(None), engine })))
     }
 
@@ -70,7 +71,7 @@ impl Recording {
         *lock(&self.watchdog) = Some(stop);
     }
 
-    /// Stops the watchdog and writes the rest of the profile.
+    /// Stops the watchdog and lets the profile's thread write the rest of the profile.
     pub(super) fn end(&self) {
         drop(lock(&self.watchdog).take());
         self.profile.iter().for_each(Profile::end);

@@ -51,7 +51,7 @@ impl Core {
         let (core, shuffler) = (Arc::downgrade(self), Arc::clone(shuffler));
         let one_worker = self.threads().lanes().first().is_some_and(|lane| lane.activities().count() == 1);
         let run = move || run(&core, &shuffler, one_worker);
-        thread::Builder::new().name("raddle-shuffle".to_owned()).spawn(run).map(drop)
+        self.threads().spawn_aside("raddle-shuffle".to_owned(), run)
     }
 
     /// Ends the drawing thread. Called when no program operation is left, before the lanes end.

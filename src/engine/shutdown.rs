@@ -187,6 +187,14 @@ impl Core {
         self.recording.iter().for_each(|recording| recording.end());
     }
 
+    /// Ends the threads of an engine whose workers could not all be started.
+    pub(crate) fn end_unstarted(&self) {
+        self.recording.iter().for_each(|recording| recording.end());
+        self.threads.end();
+        // The join cannot time out, since there is no deadline.
+        let _ = self.threads.join(None);
+    }
+
     /// Logs a warning about `failure`. An engine shut down by the logger ends in the background, since the logger may
     /// run on one of that engine's threads or inside its shutdown.
     fn warn(self: &Arc<Self>, failure: OpError) {

@@ -298,6 +298,11 @@ pub(super) fn serves_device() -> bool {
     with_current(|thread| matches!(thread.duty, Duty::Device)) == Some(true)
 }
 
+/// Returns the engine for which the calling thread serves a GPU lane, if it serves one.
+pub(super) fn served_engine() -> Option<Arc<Core>> {
+    with_current(|thread| matches!(thread.duty, Duty::Device).then(|| Arc::clone(&thread.core))).flatten()
+}
+
 /// Returns the cores that an engine built by the calling thread may use. If an engine owns the thread, these are that
 /// engine's cores, since the thread may be pinned; otherwise, they are the cores on which the thread may run.
 pub(crate) fn cores_here() -> Box<[usize]> {

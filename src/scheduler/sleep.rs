@@ -134,8 +134,8 @@ pub struct Sleep {
     /// Twice the number of calls to `find` by each worker, plus one while the worker is idle ([`Sleep::note_idle`]).
     finds: Box<[CachePadded<AtomicUsize>]>,
     max_searchers: usize,
-    /// The total number of wake-ups of all workers.
-    wakes: Count,
+    /// The number of wake-ups of each worker.
+    wakes: Box<[CachePadded<Count>]>,
 }
 
 impl Sleep {
@@ -150,13 +150,18 @@ impl Sleep {
             finds: (0..workers).map(|_| CachePadded::new(AtomicUsize::new(0))).collect(),
             last_on_core: (0..workers.max(64).next_power_of_two()).map(|_| AtomicUsize::new(NO_WORKER)).collect(),
             max_searchers: if idle == IdlePolicy::Spin { workers } else { (workers / 2).max(1) },
-            wakes: Count::default(),
+            wakes: (0..workers).map(|_| CachePadded::default()).collect(),
         }
     }
 
     /// Returns the total number of wake-ups of all workers.
     pub(crate) fn wakes(&self) -> u64 {
-        self.wakes.get()
+        self.wakes.iter().map(|wakes| wakes.get()).sum()
+    }
+
+    /// Returns the number of wake-ups of `worker`.
+    pub fn wakes_of(&self, worker: usize) -> u64 {
+        self.wakes[worker].get()
     }
 
     /// Records that the calling thread runs `worker` from now on. No other thread may still run it.
@@ -353,10 +358,13 @@ impl Sleep {
         self.retract(worker);
     }
 
-    /// Parks for a short time, or until woken. Parks again, even if woken, if the workers called `find` often in that
-    /// time, unless several parks in a row have passed without a report of contention on the worker's core. Afterwards,
-    /// the worker is a searcher and no longer announced.
-    pub fn park_timed(&self, worker: usize) {
+    /// Parks for a short time, or until woken. Parks again if the worker was not woken and the workers called `find` often
+    /// in that time, unless several parks in a row have passed without a report of contention on the worker's core.
+    /// Afterwards, the worker is a searcher and no longer announced.
+    ///
+    /// `wakes` is the [number of wake-ups](Self::wakes_of) of the worker before it announced itself. A notifier counts
+    /// its wake-up before it unparks the thread, so the park that the wake-up ends is the last one.
+    pub fn park_timed(&self, worker: usize, wakes: u64) {
         let (mut time, mut unreported) = (TIMED_PARK[0], 0);
         loop {
             let before = self.finds();
@@ -364,6 +372,9 @@ impl Sleep {
                 thread::park();
             } else {
                 thread::park_timeout(time);
+            }
+            if self.wakes_of(worker) != wakes {
+                break;
             }
             unreported = if self.is_contended(worker) { 0 } else { unreported + 1 };
             if self.finds().wrapping_sub(before) < MIN_FINDS || unreported > MAX_UNREPORTED {
@@ -458,7 +469,7 @@ impl Sleep {
 
     fn wake(&self, worker: usize) {
         let Some(thread) = self.thread_of(worker) else { return };
-        self.wakes.add_one();
+        self.wakes[worker].add_one();
         pause::at(Point::WakeBeforeUnpark);
         // `thread_of` no longer pins the calling thread to the epoch, so a notifier stopped here does not delay
         // reclamation. The thread to be woken may have ended; its worker is then run by another thread, which searches

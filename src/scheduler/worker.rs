@@ -541,6 +541,7 @@ impl<T> Worker<T> {
                 return self.find_again();
             }
             let park = if contended && self.is_lane_busy() { ParkKind::Timed } else { ParkKind::Untimed };
+            let wakes = sleep.wakes_of(self.index);
             sleep.announce(self.index, state, park);
             guard.state.set(SearchState::Announced);
             pause::at(Point::SleepAnnounced);
@@ -562,13 +563,15 @@ impl<T> Worker<T> {
                 if self.lane.ends_searches() {
                     sleep.retract(self.index);
                     let _ = sleep.stop_search();
+                    // A recalled worker may be given a thread again, whose first call to `find` is not in a search.
+                    sleep.note_busy(self.index);
                     return None;
                 }
             }
             pause::at(Point::SleepBeforePark);
             self.lane.activity(self.index).parks.add_one();
             match park {
-                ParkKind::Timed => sleep.park_timed(self.index),
+                ParkKind::Timed => sleep.park_timed(self.index, wakes),
                 ParkKind::Untimed => sleep.park(self.index),
             }
             (state, was_timed) = (SearchState::Searching, park == ParkKind::Timed);

@@ -158,6 +158,13 @@ fn try_join(handle: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
     Ok(())
 }
 
+/// Joins a helper, which runs no program code except the logger, whose panics are caught.
+fn join_helper(helper: JoinHandle<()>) {
+    if let Err(payload) = helper.join() {
+        panics::discard(payload);
+    }
+}
+
 /// A guard that, when dropped, marks a thread's main function as returned.
 struct MainGuard {
     threads: Arc<ThreadList>,
@@ -230,12 +237,13 @@ impl ThreadList {
     fn join_some<'l>(&'l self, mut list: MutexGuard<'l, List>) -> MutexGuard<'l, List> {
         while let Some((number, handle)) = list.take() {
             drop(list);
-            let panicked = handle.join().is_err();
+            let payload = handle.join().err();
             list = lock(&self.list);
             list.remove(number);
             self.changed.notify_all();
-            if panicked {
+            if let Some(payload) = payload {
                 drop(list);
+                panics::discard(payload);
                 panics::log!(Error, "raddle: a thread of an engine panicked");
                 list = lock(&self.list);
             }
@@ -290,8 +298,7 @@ impl ThreadList {
             let helpers = std::mem::take(&mut list.helper_threads);
             drop(list);
             for helper in helpers {
-                // A helper panics only if the drop of the payload of a thread's panic does.
-                let _ = helper.join();
+                join_helper(helper);
             }
         }
     }
@@ -366,7 +373,7 @@ impl ThreadList {
             let (finished, others): (Vec<_>, Vec<_>) = helpers.into_iter().partition(JoinHandle::is_finished);
             list.helper_threads = others;
             drop(list);
-            finished.into_iter().for_each(|helper| _ = helper.join());
+            finished.into_iter().for_each(join_helper);
         }
         let threads = Arc::clone(self);
         // Under the lock, finding nothing to join and ceasing to be a helper is a single step.
@@ -580,6 +587,22 @@ mod tests {
         let threads = Arc::new(ThreadList::default());
         threads
             .spawn(Stay::Passing, String::new(), |_| std::panic::resume_unwind(Box::new(())))
+            .expect("a thread starts");
+        threads.join_all();
+        assert_eq!(threads.count(), (1, 0));
+    }
+
+    #[test]
+    fn a_thread_whose_panic_has_a_payload_that_panics_is_joined() {
+        struct PanicsOnDrop;
+        impl Drop for PanicsOnDrop {
+            fn drop(&mut self) {
+                std::panic::resume_unwind(Box::new(()));
+            }
+        }
+        let threads = Arc::new(ThreadList::default());
+        threads
+            .spawn(Stay::Passing, String::new(), |_| std::panic::resume_unwind(Box::new(PanicsOnDrop)))
             .expect("a thread starts");
         threads.join_all();
         assert_eq!(threads.count(), (1, 0));

@@ -9,7 +9,6 @@ use std::{
         LazyLock,
         mpsc::{self, RecvTimeoutError},
     },
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -31,14 +30,19 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// A trace that is being written.
 #[derive(Debug)]
 pub(crate) struct Profile {
-    /// The sender, whose drop tells the thread to write the rest and end, and the thread's handle.
-    stop: Mutex<Option<(mpsc::Sender<()>, JoinHandle<()>)>>,
+    /// The sender, whose drop tells the thread to write the rest and end.
+    stop: Mutex<Option<mpsc::Sender<()>>>,
 }
 
 impl Profile {
     /// Starts writing what `recorder` records to the file at `path`, in Chrome's format if the name ends in `.json` and
     /// otherwise in Perfetto's. If this process has already written a profile there, a number is added to the name.
-    pub(crate) fn begin(recorder: &Recorder, path: &Path) -> io::Result<Self> {
+    /// `spawn` starts the thread and sees to it that the thread is joined.
+    pub(crate) fn begin(
+        recorder: &Recorder,
+        path: &Path,
+        spawn: impl FnOnce(String, Box<dyn FnOnce() + Send>) -> io::Result<()>,
+    ) -> io::Result<Self> {
         let path = unused(path);
         let file = BufWriter::new(File::create(&path)?);
         let format: Box<dyn Format + Send> = if path.extension().is_some_and(|extension| extension == "json") {
@@ -55,18 +59,13 @@ impl Profile {
                 panics::log!(Error, "raddle: the profile {} could not be written: {error}", path.display());
             }
         };
-        let thread = thread::Builder::new().name("raddle-profile".to_owned()).spawn(write)?;
-        Ok(Self { stop: Mutex::new(Some((sender, thread))) })
+        spawn("raddle-profile".to_owned(), Box::new(write))?;
+        Ok(Self { stop: Mutex::new(Some(sender)) })
     }
 
-    /// Writes the rest of the trace and waits until it is written.
+    /// Tells the thread to write the rest of the trace and end. Does not wait for it, since the caller may not block.
     pub(crate) fn end(&self) {
-        let stop = lock(&self.stop).take();
-        if let Some((sender, thread)) = stop {
-            drop(sender);
-            // If the thread has failed, it has logged why.
-            let _ = thread.join();
-        }
+        drop(lock(&self.stop).take());
     }
 }
 

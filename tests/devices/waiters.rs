@@ -2,15 +2,19 @@
 
 use crate::common::shapes::*;
 use std::{
+    future::Future,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
+        mpsc,
     },
+    task::{Context, Waker},
     thread,
     time::Duration,
 };
 
-use raddle::{Device, Engine, EngineKind, PushError, SimulatedGpu, WaitError, simulated::Clock};
+use raddle::{Device, Engine, EngineKind, OpContext, PushError, SimulatedGpu, WaitError, simulated::Clock};
 
 use super::{GPU, builder, device, engine, hold_lane, issued, kernel, manual, ms, pinned, reading_kernel, simulated};
 use crate::common::{AWHILE, Gate, KINDS, SOON, THREADED, occupy, watched, watched_for};
@@ -226,6 +230,74 @@ fn a_device_function_can_neither_wait_nor_push_on_another_naive_engine() {
                 Ok::<_, PushError>((waited, refused))
             });
             let (waited, refused) = pushed.unwrap().wait().unwrap();
+            assert!(matches!(waited, Err(WaitError::OnDevice)), "{kind}: {waited:?}");
+            assert_eq!(refused, Err(PushError::InDeviceFunction), "{kind}");
+        });
+    }
+}
+
+/// Completing an operation there makes others ready. A naive engine runs them on this thread, or leaves them to a worker
+/// of the engine to which the function belongs.
+#[test]
+fn operations_made_ready_in_a_device_function_do_not_run_inside_it() {
+    for kind in KINDS {
+        for own in [true, false] {
+            watched(move || {
+                let gpu = SimulatedGpu::default();
+                let engine = engine(kind, &gpu);
+                let var = device(&engine, 1);
+                let other = if own { engine.clone() } else { builder(EngineKind::Naive).build().unwrap() };
+                let (token, ran_on) = (other.token(), other.var(None));
+                let (sender, receiver) = mpsc::channel();
+                let held = other.op("held").writes([&token]);
+                held.push_async_any(raddle::cx(), move |_, done| sender.send(done).unwrap()).unwrap();
+                let done = receiver.recv().unwrap();
+                // The wait is an operation that runs immediately, even inside the function.
+                let mut wait = pin!(other.wait_for_var_async(&token));
+                assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+                let over = Arc::new(AtomicBool::new(false));
+                let at_end = Arc::clone(&over);
+                let ready = other.op("ready").reads([&token]).push(ran_on.write(), move |ran_on| {
+                    *ran_on = Some((thread::current().id(), at_end.load(SeqCst)));
+                });
+                ready.unwrap();
+                let pushed = engine.op("outer").on(GPU).submit_launch_any(var.write(), move |_, _| {
+                    done.complete();
+                    over.store(true, SeqCst);
+                    Ok::<_, PushError>(thread::current().id())
+                });
+                let outer = pushed.unwrap().wait().unwrap();
+                other.wait_for_all().unwrap();
+                let (inner, was_over) = other.get(&ran_on).unwrap().expect("the inner operation has run");
+                assert!(inner != outer || was_over, "{kind} {own}: an operation has run inside the function");
+            });
+        }
+    }
+}
+
+/// A deletion runs inside the device operation's function if its engine is another one, is naive, and is not running
+/// anything on the thread. What the deletion pushes would run there as well.
+#[test]
+fn a_deletion_in_a_device_function_can_neither_wait_nor_push_on_another_naive_engine() {
+    for kind in KINDS {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let (var, other) = (device(&engine, 1), builder(EngineKind::Naive).build().unwrap());
+            let (deleted, idle) = (other.token(), other.token());
+            let pushed = engine.op("outer").on(GPU).submit_launch_any(var.write(), move |_, _| {
+                let (sender, receiver) = mpsc::channel();
+                let inside = other.clone();
+                let deletes = move |_: &OpContext<'_>| {
+                    let ran = sender.clone();
+                    let refused = inside.op("elsewhere").push_sync(move |_| ran.send(None).unwrap());
+                    sender.send(Some((inside.wait_for_var(&idle), refused))).unwrap();
+                };
+                other.delete_variable(deleted, deletes).unwrap();
+                Ok::<_, PushError>(receiver.recv().unwrap())
+            });
+            let seen = pushed.unwrap().wait().unwrap();
+            let (waited, refused) = seen.expect("an operation has run inside the device function");
             assert!(matches!(waited, Err(WaitError::OnDevice)), "{kind}: {waited:?}");
             assert_eq!(refused, Err(PushError::InDeviceFunction), "{kind}");
         });

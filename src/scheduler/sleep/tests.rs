@@ -1,6 +1,6 @@
 //! Tests of the event count. In most of them, one thread runs every worker.
 
-use std::thread;
+use std::{sync::atomic::AtomicBool, thread};
 
 use super::{
     super::testing::{assert_not_woken, assert_woken},
@@ -150,7 +150,7 @@ fn a_parked_worker_is_woken_before_a_timed_parker() {
 fn a_worker_can_park_untimed_after_a_timed_park() {
     let sleep = with_threads();
     sleep.announce(70, SearchState::Inactive, ParkKind::Timed);
-    sleep.park_timed(70);
+    sleep.park_timed(70, sleep.wakes_of(70));
     assert_eq!(sleepers(&sleep), []);
     assert!(sleep.stop_search(), "the worker must have become a searcher");
     sleep.announce(70, SearchState::Inactive, ParkKind::Untimed);
@@ -180,6 +180,55 @@ fn wake_yielded_wakes_timed_parkers_only() {
     sleep.wake_yielded();
     assert_woken();
     assert!(!sleep.is_contended(70), "waking the worker must clear the report");
+}
+
+/// The other workers run short operations and contention has been reported, so the worker would park again if it had not
+/// been woken, and would clear the report first. There are many workers, so that counting all their operations takes
+/// long enough for one of them to run several.
+#[test]
+fn a_worker_woken_from_a_timed_park_does_not_park_again() {
+    const MANY: usize = 4096;
+    const WORKER: usize = MANY - 64;
+    let (sleep, runs) = (Sleep::new(MANY, IdlePolicy::Park), AtomicBool::new(true));
+    sleep.set_thread(WORKER);
+    (0..MANY).filter(|&worker| worker != WORKER).for_each(|worker| {
+        sleep.announce(worker, SearchState::Inactive, ParkKind::Timed);
+    });
+    thread::scope(|scope| {
+        // Relaxed: a flag.
+        scope.spawn(|| {
+            while runs.load(Relaxed) {
+                sleep.count_find(0)
+            }
+        });
+        let parks_again = (0..100).any(|round| {
+            let wakes = sleep.wakes_of(WORKER);
+            sleep.announce(WORKER, SearchState::Inactive, ParkKind::Timed);
+            if round % 2 == 0 {
+                sleep.notify()
+            } else {
+                sleep.wake_yielded()
+            }
+            sleep.set_contended(WORKER);
+            sleep.park_timed(WORKER, wakes);
+            let _ = sleep.stop_search();
+            !sleep.is_contended(WORKER)
+        });
+        // Relaxed: a flag.
+        runs.store(false, Relaxed);
+        assert!(!parks_again, "a woken worker has parked again");
+    });
+}
+
+#[test]
+fn wake_ups_are_counted_for_each_worker() {
+    let sleep = with_threads();
+    sleep.announce(70, SearchState::Inactive, ParkKind::Untimed);
+    sleep.notify();
+    sleep.announce(1, SearchState::Inactive, ParkKind::Timed);
+    sleep.wake_yielded();
+    let counts = [0, 1, 69, 70].map(|worker| sleep.wakes_of(worker));
+    assert_eq!((counts, sleep.wakes()), ([0, 1, 0, 1], 2));
 }
 
 #[test]

@@ -223,3 +223,29 @@ fn a_worker_is_not_dropped_with_an_operation_in_its_deque() {
     workers[0].push_local(ops[0].right());
     drop(workers);
 }
+
+/// Each worker's search takes as long as looking into all the other deques, so a recall often falls between the
+/// announcement of a worker and its last check.
+#[test]
+fn a_recalled_worker_is_not_recorded_as_idle() {
+    const WORKERS: usize = 2000;
+    let (lane, mut workers) = lane(WORKERS, IdlePolicy::Park);
+    let mut worker = workers.swap_remove(0);
+    for round in 0..20 {
+        let before = lane.sleep().finds();
+        let thread = std::thread::spawn(move || {
+            worker.lane.sleep().set_thread(worker.index);
+            assert!(worker.next().is_none());
+            worker
+        });
+        // The third call to `find` comes after the announcement.
+        while lane.sleep().finds() < before + 3 {
+            hint::spin_loop();
+        }
+        lane.recall();
+        worker = thread.join().unwrap();
+        lane.resume();
+        // The worker may now run an operation that it finds outside a search.
+        assert_eq!(lane.sleep().count_idle(), 0, "round {round}");
+    }
+}
