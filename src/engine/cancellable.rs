@@ -42,6 +42,7 @@ use crate::{
         cell::UnsafeCell,
         lock,
     },
+    testing::weaken::{Step, removed},
     values::name::Name,
 };
 
@@ -81,7 +82,8 @@ impl Place {
         // Relaxed: published with the pointer.
         self.lane.store(lane, Relaxed);
         // Release (edge `publish`).
-        self.op.store(op.as_ptr(), Release);
+        let order = if removed(Step::PublishReleases) { Relaxed } else { Release };
+        self.op.store(op.as_ptr(), order);
     }
 
     /// Records the operation's task.
@@ -256,7 +258,8 @@ impl Cancellable<dyn Function> {
     pub fn abandon(&self, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         // Acquire (edge `cleared`): the drop of the function, which precedes the end of the scope.
-        match self.claim.abandon(self.is_cleared.load(Acquire)) {
+        let is_cleared = self.is_cleared.load(Acquire) || removed(Step::DropBeforeEnd);
+        match self.claim.abandon(is_cleared) {
             None => false,
             Some(false) => true,
             Some(true) => {

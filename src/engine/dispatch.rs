@@ -253,7 +253,7 @@ impl Core {
             ready_loop::with_outer_loop(self, |outer| outer.push(op));
         } else if ready_loop::is_in_outer_loop() {
             ready_loop::with_any_outer_loop(|outer| {
-                outer.push_epilogue(Epilogue::Other(Box::new(move || core.run_now(op))))
+                outer.push_epilogue(Epilogue::Other(Box::new(move || core.run_now(op))));
             });
         } else if let Some(other) = worker_thread::served_engine() {
             other.hand_over(move |_| core.run_now(op));

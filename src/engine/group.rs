@@ -44,6 +44,7 @@ use crate::{
         atomic::{AtomicPtr, AtomicU8, AtomicU64},
         lock,
     },
+    testing::weaken::{Step, removed},
 };
 
 const OPEN: u8 = 0;
@@ -125,7 +126,8 @@ impl Group {
 
     /// Counts a member that is about to be pushed.
     pub(crate) fn enter(self: &Arc<Self>) -> Membership {
-        let tickets = self.path().map(|group| group.pending.enter()).collect();
+        let is_counted = |group: &&Arc<Self>| Arc::ptr_eq(group, self) || !removed(Step::CountInEveryGroup);
+        let tickets = self.path().filter(is_counted).map(|group| group.pending.enter()).collect();
         let root = self.path().last().unwrap_or(self);
         // Relaxed: each push by a thread has a higher number than that thread's previous push.
         let number = root.pushed.fetch_add(1, Relaxed);

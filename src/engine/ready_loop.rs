@@ -136,15 +136,15 @@ pub(crate) fn with_loop<R>(core: &Core, f: impl FnOnce(&ReadyLoop) -> R) -> Opti
     find_loop(|ready_loop| f.take_if(|_| ready_loop.is_of(core)).map(|f| f(ready_loop)))
 }
 
-/// Calls `f` with the innermost loop of `core` on this thread that is not inside the function of a device operation, and
-/// so runs its work after that function has returned. Returns `None` if there is no such loop.
+/// Calls `f` with the innermost loop of `core` on this thread that is not inside the function of a device operation,
+/// and so runs its work after that function has returned. Returns `None` if there is no such loop.
 pub(crate) fn with_outer_loop<R>(core: &Core, f: impl FnOnce(&ReadyLoop) -> R) -> Option<R> {
     let mut f = Some(f);
     find_loop(|ready_loop| f.take_if(|_| ready_loop.is_of(core) && !ready_loop.on_device).map(|f| f(ready_loop)))
 }
 
-/// Calls `f` with the innermost loop of any engine on this thread that is not inside the function of a device operation.
-/// Returns `None` if there is no such loop.
+/// Calls `f` with the innermost loop of any engine on this thread that is not inside the function of a device
+/// operation. Returns `None` if there is no such loop.
 pub(crate) fn with_any_outer_loop<R>(f: impl FnOnce(&ReadyLoop) -> R) -> Option<R> {
     let mut f = Some(f);
     find_loop(|ready_loop| f.take_if(|_| !ready_loop.on_device).map(|f| f(ready_loop)))

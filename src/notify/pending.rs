@@ -530,6 +530,9 @@ impl PendingOps {
     #[must_use = "futures wait to be woken"]
     pub fn end_room(&self, key: &mut WakerKey) -> Option<Wakers> {
         wakers::leave(&self.state, key, |state| Some(&mut state.for_room));
+        if removed(Step::PassRoomOn) {
+            return None;
+        }
         self.tell_next()
     }
 

@@ -104,6 +104,16 @@ pub enum Step {
     AdmitWhileWorking,
     /// A thread or future that waits for room watches the count before it counts again (`PendingOps::watch`).
     WatchForRoom,
+    /// A wait for room that ends lets the next one check (`PendingOps::end_room`).
+    PassRoomOn,
+    /// A scope counts out a cancelled operation only once its function has been dropped (`Cancellable::abandon`).
+    DropBeforeEnd,
+    /// The pointer through which a waiter finds a queued operation hands over the operation (`Place::publish`).
+    PublishReleases,
+    /// The thread that drops an operation's last guard sees what the others have done (`Share::drop`).
+    LastShareAcquires,
+    /// An operation is counted in the groups around its own (`Group::enter`).
+    CountInEveryGroup,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]

@@ -144,8 +144,7 @@ impl Drop for Borrows {
 /// A scope ends while another thread cancels the only operation. If the scope's end counts the operation out, the
 /// scope's frame may end immediately, so the function, which has borrowed from the frame, must have been dropped by
 /// then.
-#[test]
-fn a_scope_that_counts_out_a_cancelled_operation_ends_after_the_drop_of_the_function() {
+fn a_scope_counts_out_a_cancelled_operation() {
     for how in [Cancel::Loudly, Cancel::Quietly] {
         model(COMPLETE, Flavour::Contract, move || {
             let borrowed = Arc::new(Data(UnsafeCell::new(0)));
@@ -164,6 +163,18 @@ fn a_scope_that_counts_out_a_cancelled_operation_ends_after_the_drop_of_the_func
             assert_eq!(borrowed.get(), 1, "the function is dropped once");
         });
     }
+}
+
+#[test]
+fn a_scope_that_counts_out_a_cancelled_operation_ends_after_the_drop_of_the_function() {
+    a_scope_counts_out_a_cancelled_operation();
+    must_fail!(a_scope_ends_before_the_drop_of_the_function_without_the_check, "the function is alive");
+}
+
+#[test]
+#[ignore = "fails by design; run by the test above"]
+fn a_scope_ends_before_the_drop_of_the_function_without_the_check() {
+    without(Step::DropBeforeEnd, a_scope_counts_out_a_cancelled_operation);
 }
 
 fn a_function_is_called_or_dropped() {
@@ -213,8 +224,7 @@ fn a_function_is_used_by_two_threads_without_the_check() {
     without(Step::ClaimOnce, a_function_is_called_or_dropped);
 }
 
-#[test]
-fn a_wait_for_a_group_sees_what_its_operations_did() {
+fn a_group_is_awaited() {
     model(2, Flavour::Contract, || {
         let (engine, token, done) = pending();
         let data = Arc::new(Data(UnsafeCell::new(0)));
@@ -227,6 +237,18 @@ fn a_wait_for_a_group_sees_what_its_operations_did() {
         thread.join().unwrap();
         assert_eq!(inner.pending(), 0);
     });
+}
+
+#[test]
+fn a_wait_for_a_group_sees_what_its_operations_did() {
+    a_group_is_awaited();
+    must_fail!(a_wait_for_a_group_ends_early_if_its_operations_count_only_in_their_own, "left: 0");
+}
+
+#[test]
+#[ignore = "fails by design; run by the test above"]
+fn a_wait_for_a_group_ends_early_if_its_operations_count_only_in_their_own() {
+    without(Step::CountInEveryGroup, a_group_is_awaited);
 }
 
 #[test]

@@ -93,6 +93,7 @@ fn an_operation_in_a_queue_is_run_by_its_waiter_or_by_a_worker() {
     one_thread_runs_it(false);
     must_fail!(an_operation_is_run_by_both, "use after reclamation");
     must_fail!(a_record_is_used_by_a_waiter_that_is_not_pinned, "use after reclamation");
+    must_fail!(a_record_is_used_by_a_waiter_that_has_not_received_it, "Causality violation");
 }
 
 #[test]
@@ -105,6 +106,12 @@ fn an_operation_is_run_by_both() {
 #[ignore = "fails by design; run by the test above"]
 fn a_record_is_used_by_a_waiter_that_is_not_pinned() {
     without(Step::PinBeforeTake, || one_thread_runs_it(false));
+}
+
+#[test]
+#[ignore = "fails by design; run by the test above"]
+fn a_record_is_used_by_a_waiter_that_has_not_received_it() {
+    without(Step::PublishReleases, || one_thread_runs_it(false));
 }
 
 #[test]

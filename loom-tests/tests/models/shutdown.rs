@@ -388,8 +388,7 @@ fn a_thread_that_waits_for_room_is_woken() {
 
 /// Two futures wait until there is room for one operation. The first future is dropped, so the second must be woken,
 /// unless it has found room itself.
-#[test]
-fn a_future_that_is_dropped_passes_its_room_on() {
+fn the_first_of_two_waits_for_room_is_dropped() {
     model(2, Flavour::Contract, || {
         let shared = shared();
         let _ = shared.pending.set_limit(1);
@@ -408,6 +407,18 @@ fn a_future_that_is_dropped_passes_its_room_on() {
         assert!(polled[1] || counts[1].get() == 1, "the second future was not woken");
         let _ = shared.pending.end_room(&mut keys[1]);
     });
+}
+
+#[test]
+fn a_future_that_is_dropped_passes_its_room_on() {
+    the_first_of_two_waits_for_room_is_dropped();
+    must_fail!(a_future_that_is_dropped_keeps_its_room, "the second future was not woken");
+}
+
+#[test]
+#[ignore = "fails by design; run by the test above"]
+fn a_future_that_is_dropped_keeps_its_room() {
+    without(Step::PassRoomOn, the_first_of_two_waits_for_room_is_dropped);
 }
 
 /// Generations are reused while an entering operation may still find one of them closed.
