@@ -22,7 +22,8 @@ use std::{
 
 use common::shapes::*;
 use common::{
-    AWHILE, Gate, MOMENT, Meeting, PATIENCE, THREADED, child_succeeds, eventually, is_child, on_kinds, watched,
+    AWHILE, Gate, KINDS, MOMENT, Meeting, PATIENCE, SOON, THREADED, child_succeeds, eventually, is_child, on_kinds,
+    watched,
 };
 use logger::log_to;
 use raddle::{Engine, OpContext, Shutdown, ShutdownError};
@@ -447,6 +448,51 @@ mod without_threads {
             let start = Instant::now();
             uncounted.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the shutdown ends in time");
             assert!(start.elapsed() < PATIENCE);
+        });
+    }
+}
+
+/// The profile goes to a pipe that nobody reads, so its thread blocks.
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn a_shutdown_that_must_not_block_does_not_wait_for_the_profile() {
+    use std::{io::Read, os::unix::fs::OpenOptionsExt};
+
+    for kind in KINDS {
+        watched(move || {
+            let path = std::env::temp_dir().join(format!("raddle-pipe-{}-{kind}.json", std::process::id()));
+            let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+            // SAFETY: the name is a string.
+            assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+            let mut options = std::fs::OpenOptions::new();
+            let mut pipe = options.read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
+            let engine = Engine::builder().kind(kind).workers(1).pin(false).profile(&path).build().unwrap();
+            let x = engine.var(0);
+            for _ in 0..5_000 {
+                engine.op("add").push(x.write(), |x| *x += 1).unwrap();
+            }
+            engine.wait_for_all().unwrap();
+            drop(x);
+            let (sender, receiver) = mpsc::channel();
+            let thread = thread::spawn(move || {
+                pollster::block_on(engine.shutdown_async(raddle::Shutdown::Drain)).unwrap();
+                sender.send(()).unwrap();
+                // Waits until the profile has been written.
+                drop(engine);
+            });
+            let has_ended = receiver.recv_timeout(SOON).is_ok();
+            let (mut text, mut part) = (Vec::new(), [0; 4096]);
+            loop {
+                let is_last = thread.is_finished();
+                match pipe.read(&mut part) {
+                    Ok(0) | Err(_) if is_last => break,
+                    Ok(0) | Err(_) => thread::sleep(Duration::from_millis(1)),
+                    Ok(count) => text.extend_from_slice(&part[..count]),
+                }
+            }
+            std::fs::remove_file(&path).unwrap();
+            assert!(has_ended, "{kind}: the shutdown waited for the profile");
+            assert!(text.trim_ascii_end().ends_with(b"]"), "{kind}: the profile is not complete");
         });
     }
 }

@@ -314,17 +314,22 @@ fn a_lane_is_idle_if_two_checks_agree() {
 
 // -------------------------------------------------------------------------------------------------------- pending ----
 
+/// Each thread's operations enter and leave one after another. So a wait covered all operations that had entered before
+/// it if, for each thread, as many have left.
 fn waits_for_all() {
+    const THREADS: usize = 3;
     let pending = Arc::new(PendingOps::new(4));
-    let gone = Arc::new(AtomicUsize::new(0));
-    let threads: Vec<_> = (0..3)
-        .map(|_| {
-            let (pending, gone) = (Arc::clone(&pending), Arc::clone(&gone));
+    let counts = || Arc::new([const { AtomicUsize::new(0) }; THREADS]);
+    let (entered, gone) = (counts(), counts());
+    let threads: Vec<_> = (0..THREADS)
+        .map(|number| {
+            let (pending, entered, gone) = (Arc::clone(&pending), Arc::clone(&entered), Arc::clone(&gone));
             thread::spawn(move || {
                 for _ in 0..4 {
                     let ticket = pending.enter();
+                    entered[number].fetch_add(1, Relaxed);
                     thread::yield_now();
-                    gone.fetch_add(1, Relaxed);
+                    gone[number].fetch_add(1, Relaxed);
                     drop(pending.leave(ticket));
                 }
             })
@@ -332,14 +337,14 @@ fn waits_for_all() {
         .collect();
     let waiters: Vec<_> = (0..2)
         .map(|_| {
-            let (pending, gone) = (Arc::clone(&pending), Arc::clone(&gone));
+            let (pending, entered, gone) = (Arc::clone(&pending), Arc::clone(&entered), Arc::clone(&gone));
             thread::spawn(move || {
                 for _ in 0..2 {
-                    let (before, ticket) = (gone.load(Relaxed), pending.enter());
-                    gone.fetch_add(1, Relaxed);
-                    drop(pending.leave(ticket));
+                    drop(pending.leave(pending.enter()));
+                    let before = entered.each_ref().map(|count| count.load(Relaxed));
                     assert_ne!(pending.wait(None), Waited::TimedOut);
-                    assert!(gone.load(Relaxed) > before, "the wait missed an operation that had left before");
+                    let missed = gone.iter().zip(before).any(|(gone, before)| gone.load(Relaxed) < before);
+                    assert!(!missed, "the wait missed an operation that had entered before");
                 }
             })
         })
