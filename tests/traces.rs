@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use common::{Gate, KINDS, MOMENT, SOON, THREADED, eventually, on_kinds, watched, watched_for};
+use common::{Gate, KINDS, MOMENT, THREADED, eventually, on_kinds, watched, watched_for};
 use raddle::{
     AccessMode, Device, Engine, EngineKind, IdlePolicy, LaneStats, ObservedOp, Observer, Outcome, Place, PushError,
     Recorder, SimulatedGpu, Trace, TracedOp, VarId, WaitError, cx,

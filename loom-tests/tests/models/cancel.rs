@@ -168,7 +168,7 @@ fn a_scope_counts_out_a_cancelled_operation() {
 #[test]
 fn a_scope_that_counts_out_a_cancelled_operation_ends_after_the_drop_of_the_function() {
     a_scope_counts_out_a_cancelled_operation();
-    must_fail!(a_scope_ends_before_the_drop_of_the_function_without_the_check, "the function is alive");
+    must_fail!(a_scope_ends_before_the_drop_of_the_function_without_the_check, "Causality violation");
 }
 
 #[test]

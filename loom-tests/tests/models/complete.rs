@@ -544,7 +544,7 @@ fn a_walk_without_a_pin() {
 
 #[test]
 fn without_a_pin_a_walk_reads_a_reclaimed_record() {
-    must_fail!(a_walk_without_a_pin, "");
+    must_fail!(a_walk_without_a_pin, "use after reclamation");
 }
 
 /// Calls `look` with an incomplete operation while another thread pushes two operations that wait for it. `look`
