@@ -182,7 +182,7 @@ fn in_a_child_the_logger_blocks() {
     if !is_child() {
         return;
     }
-    on_kinds(&common::KINDS, 1, |engine| {
+    on_kinds(&KINDS, 1, |engine| {
         let (gate, logged) = (Gate::new(), Arc::new(AtomicUsize::new(0)));
         let (inside, count) = (gate.clone(), Arc::clone(&logged));
         log_to(move |text| {
@@ -234,7 +234,7 @@ fn in_a_child_the_logger_shuts_the_engine_down() {
     }
     for (what, act) in ACTS {
         for limit in [Some(AWHILE), None] {
-            on_kinds(&common::KINDS, 1, move |engine| {
+            on_kinds(&KINDS, 1, move |engine| {
                 println!("{what}, {limit:?}");
                 let (sender, handles) = mpsc::channel();
                 engine.push_sync(move |cx| _ = sender.send(cx.engine()), [], []).expect("the engine is open");
@@ -279,7 +279,7 @@ fn in_a_child_operations_are_cancelled() {
     if !is_child() {
         return;
     }
-    on_kinds(&common::KINDS, 1, |engine| {
+    on_kinds(&KINDS, 1, |engine| {
         for fails in [false, true] {
             let engine = common::engine(engine.kind(), 1);
             let logged = Arc::new(Mutex::new(Vec::new()));
@@ -475,7 +475,7 @@ fn a_shutdown_that_must_not_block_does_not_wait_for_the_profile() {
             drop(x);
             let (sender, receiver) = mpsc::channel();
             let thread = thread::spawn(move || {
-                pollster::block_on(engine.shutdown_async(raddle::Shutdown::Drain)).unwrap();
+                pollster::block_on(engine.shutdown_async(Shutdown::Drain)).unwrap();
                 sender.send(()).unwrap();
                 // Waits until the profile has been written.
                 drop(engine);

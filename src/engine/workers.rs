@@ -242,10 +242,9 @@ mod tests {
     /// The thread that shuffles is joined with the workers' threads.
     #[test]
     fn the_shuffling_thread_is_among_the_threads_to_join() {
-        let engine =
-            crate::Engine::builder().kind(EngineKind::Pooled).workers(1).shuffle(1).pin(false).build().unwrap();
-        let plain = crate::Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).build().unwrap();
-        let threads = |engine: &crate::Engine| engine.core().threads().count().0;
+        let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).shuffle(1).pin(false).build().unwrap();
+        let plain = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).build().unwrap();
+        let threads = |engine: &Engine| engine.core().threads().count().0;
         assert_eq!(threads(&engine), threads(&plain) + 1);
         engine.shutdown(crate::Shutdown::Drain, None).unwrap();
         assert_eq!(engine.core().threads().count().1, 0);

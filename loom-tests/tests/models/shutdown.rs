@@ -127,7 +127,7 @@ fn without_a_second_wait_at_the_end_of_a_scope() {
 
 #[test]
 fn without_a_second_wait_a_scope_ends_too_early() {
-    must_fail!(without_a_second_wait_at_the_end_of_a_scope, "");
+    must_fail!(without_a_second_wait_at_the_end_of_a_scope, "assertion `left == right` failed");
 }
 
 /// An operation that enters after the wait has begun does not delay the wait even if it never leaves; one that races

@@ -198,16 +198,16 @@ fn a_worker_woken_from_a_timed_park_does_not_park_again() {
         // Relaxed: a flag.
         scope.spawn(|| {
             while runs.load(Relaxed) {
-                sleep.count_find(0)
+                sleep.count_find(0);
             }
         });
         let parks_again = (0..100).any(|round| {
             let wakes = sleep.wakes_of(WORKER);
             sleep.announce(WORKER, SearchState::Inactive, ParkKind::Timed);
             if round % 2 == 0 {
-                sleep.notify()
+                sleep.notify();
             } else {
-                sleep.wake_yielded()
+                sleep.wake_yielded();
             }
             sleep.set_contended(WORKER);
             sleep.park_timed(WORKER, wakes);
