@@ -305,8 +305,10 @@ impl EngineBuilder {
     /// Writes a trace of all of the engine's activity to the file at `path` while the engine runs. If the file name
     /// ends with `.json`, the file is in Chrome's format; otherwise, as for `trace.pftrace`, it is in the native format
     /// of [Perfetto](https://ui.perfetto.dev). Perfetto displays both. The last part of the trace is written when the
-    /// engine ends, so a program should drop its engine or shut it down before exiting. If several of a program's
-    /// engines write profiles to the same path, the later engines add a number to the file name.
+    /// engine ends, so a program should drop its engine or shut it down before exiting. An
+    /// [asynchronous](crate::Engine::shutdown_async) shutdown does not wait for the file; the drop of the last handle
+    /// does. If several of a program's engines write profiles to the same path, the later engines add a number to the
+    /// file name.
     ///
     /// Default: the value of the environment variable `RADDLE_PROFILE`, or no profile if that is unset or empty.
     ///

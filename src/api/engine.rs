@@ -812,7 +812,8 @@ impl Engine {
     /// Devices complete all issued work, and the call waits for it too. Nothing more is issued. The streams stay open,
     /// so objects that the program has bound to them remain valid. While the engine is stopped, no worker runs the
     /// wakers of device operations, so futures that await these operations, and waits for their groups, may be notified
-    /// only after a start.
+    /// only after a start. The same holds for operations of a naive engine that became ready when one of this engine's
+    /// device functions used a completion.
     ///
     /// If a function is still running or a device is still working when `timeout` expires, the call returns an error
     /// and the engine keeps running.

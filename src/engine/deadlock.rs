@@ -49,6 +49,7 @@
 //! engines. In a forked child, they find nothing.
 
 use std::{
+    collections::HashSet,
     mem::offset_of,
     ptr::NonNull,
     time::{Duration, Instant},
@@ -282,6 +283,8 @@ struct Walk {
     own: u64,
     /// Whether the walk follows only waits at the ends of scopes.
     only_closing: bool,
+    /// The numbers of the other waits that the walk has reached.
+    seen: HashSet<u64>,
     steps: Vec<Step>,
     /// Other waits with time limits that the walk has reached. The walk does not follow them yet.
     timed: Vec<Timed>,
@@ -296,8 +299,15 @@ impl Walk {
     /// Begins a walk from what the calling thread is `inside` of.
     fn from(waiter: &Waiter<'_>, inside: &Inside, only_closing: bool) -> Self {
         let own = Step { number: waiter.number(), kind: waiter.kind(), from: 0 };
-        let (steps, timed) = (vec![own], Vec::new());
-        let mut walk = Self { own: waiter.number(), only_closing, steps, timed, found: None, ahead: Vec::new() };
+        let mut walk = Self {
+            own: waiter.number(),
+            only_closing,
+            seen: HashSet::new(),
+            steps: vec![own],
+            timed: Vec::new(),
+            found: None,
+            ahead: Vec::new(),
+        };
         // SAFETY: (1): the caller is pinned. (2): each operation with depth 0 runs on this thread, so its function has
         // not returned.
         walk.ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, 0)));
@@ -338,13 +348,14 @@ impl Walk {
         reaches: impl FnMut(&Goal<'_>) -> bool,
         todo: &mut Vec<(Inside, usize)>,
     ) {
-        let Self { own, only_closing, steps, timed, found, ahead } = self;
+        let Self { own, only_closing, seen, steps, timed, found, ahead } = self;
         waiters().each_for(task, reaches, |number, kind, inside| {
             if number == *own {
                 found.get_or_insert((from, op));
                 return;
             }
-            if *only_closing && kind != Kind::Closing || steps.iter().any(|step| step.number == number) {
+            // A wait may be reached from each of the operations that it covers.
+            if *only_closing && kind != Kind::Closing || !seen.insert(number) {
                 return;
             }
             // SAFETY: (1): the caller is pinned. (2): each operation with depth 0 runs on the thread of a listed
@@ -391,9 +402,6 @@ impl Walk {
     /// Continues the walk from the waits with time limits that it has reached.
     fn follow_timed(&mut self) {
         for Timed { step, ops, inside } in std::mem::take(&mut self.timed) {
-            if self.steps.iter().any(|other| other.number == step.number) {
-                continue;
-            }
             let at = self.steps.len();
             self.steps.push(step);
             self.ahead.extend(ops.into_iter().map(|op| (op, at)));

@@ -219,8 +219,8 @@ pub(super) struct History {
     pub(super) is_kept: bool,
     /// Operations that are over, kept for a profile.
     to_export: Vec<TracedOp>,
-    /// Whether a profile is being written.
-    pub(super) is_exported: bool,
+    /// The number of profiles being written.
+    exports: usize,
     variables: HashMap<VarId, Variable>,
     /// Freed variables whose names may still be needed.
     freed: VecDeque<VarId>,
@@ -383,7 +383,7 @@ impl History {
         op.iter_mut().for_each(|op| op.is_over = true);
         self.free_variables(op.as_ref());
         op.iter().for_each(|op| self.stats.add(op));
-        if self.is_exported {
+        if self.exports > 0 {
             self.to_export.extend(op.clone());
         }
         if self.is_kept && self.ended.len() == MAX_ENDED {
@@ -459,6 +459,19 @@ impl History {
         let known: HashSet<OpId> = trace.ops.iter().map(|op| op.id).collect();
         trace.ops.iter_mut().for_each(|op| op.depends_on.retain(|dependency| known.contains(dependency)));
         trace
+    }
+
+    /// Starts keeping operations that are over for a profile.
+    pub(super) fn begin_export(&mut self) {
+        self.exports += 1;
+    }
+
+    /// Ends a profile. After the last one, no operations are kept for [`export`](Self::export).
+    pub(super) fn end_export(&mut self) {
+        self.exports -= 1;
+        if self.exports == 0 {
+            self.to_export = Vec::new();
+        }
     }
 
     /// Returns the same as [`take`](Self::take), for a profile. Operations may depend on operations in earlier traces,

@@ -52,14 +52,15 @@ impl Profile {
         };
         recorder.begin_export();
         let (sender, receiver) = mpsc::channel();
-        let recorder = recorder.clone();
+        let shared = recorder.clone();
         let write = move || {
-            if let Err(error) = write(&recorder, format, file, &receiver) {
-                recorder.end_export();
+            let written = write(&shared, format, file, &receiver);
+            shared.end_export();
+            if let Err(error) = written {
                 panics::log!(Error, "raddle: the profile {} could not be written: {error}", path.display());
             }
         };
-        spawn("raddle-profile".to_owned(), Box::new(write))?;
+        spawn("raddle-profile".to_owned(), Box::new(write)).inspect_err(|_| recorder.end_export())?;
         Ok(Self { stop: Mutex::new(Some(sender)) })
     }
 

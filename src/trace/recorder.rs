@@ -241,14 +241,15 @@ impl Recorder {
         Some((pending, now))
     }
 
-    /// Starts keeping recorded operations until [`export`](Self::export) returns them.
+    /// Starts keeping recorded operations until [`export`](Self::export) returns them. Each call must be followed by
+    /// one to [`end_export`](Self::end_export).
     pub(super) fn begin_export(&self) {
-        lock(&self.shared.state).history.is_exported = true;
+        lock(&self.shared.state).history.begin_export();
     }
 
-    /// Stops keeping recorded operations for [`export`](Self::export).
+    /// Stops keeping recorded operations for [`export`](Self::export), unless another profile is being written.
     pub(super) fn end_export(&self) {
-        lock(&self.shared.state).history.is_exported = false;
+        lock(&self.shared.state).history.end_export();
     }
 
     /// Returns the same as [`take`](Self::take), for a profile.
@@ -573,5 +574,23 @@ mod tests {
         recorder.start(parent, Place::Thread(0));
         let child = push(&recorder);
         assert_eq!(starts(&recorder), [(parent, false), (parent, true), (child, false)]);
+    }
+
+    #[test]
+    fn operations_are_kept_until_the_last_profile_has_ended() {
+        let recorder = Recorder::with_capacity(1 << 12);
+        let kept = || {
+            let op = push(&recorder);
+            recorder.start(op, Place::Thread(0));
+            recorder.end(op, Outcome::Succeeded);
+            recorder.stats();
+            recorder.export().ops().len()
+        };
+        recorder.begin_export();
+        recorder.begin_export();
+        recorder.end_export();
+        assert_eq!(kept(), 1);
+        recorder.end_export();
+        assert_eq!(kept(), 0);
     }
 }
