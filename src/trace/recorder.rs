@@ -551,6 +551,7 @@ pub(super) type Names = HashMap<VarId, Name>;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduler::DEFAULT_BAND;
 
     /// Returns the numbers of the operations in the ring of this thread, with whether the event is a start.
     fn starts(recorder: &Recorder) -> Vec<(OpId, bool)> {
@@ -563,7 +564,7 @@ mod tests {
 
     fn push(recorder: &Recorder) -> OpId {
         let location = std::panic::Location::caller();
-        let head = PushHead { location, priority: 128, engine: 0, lane: 0, internal: false };
+        let head = PushHead { location, priority: DEFAULT_BAND, engine: 0, lane: 0, internal: false };
         recorder.push(&head, &Name::EMPTY, std::iter::empty())
     }
 
