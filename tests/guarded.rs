@@ -248,7 +248,8 @@ fn a_panic_leaves_the_value_usable() {
     });
 }
 
-// ------------------------------------------------------------------------------------------------ hostile programs ----
+// ------------------------------------------------------------------------------------------------ hostile programs
+// ----
 
 /// Asserts that a use was refused as undeclared. Without debug assertions, no such use is refused.
 #[track_caller]

@@ -404,7 +404,8 @@ fn the_environment_sets_a_seed() {
     assert!(run("x").contains("RADDLE_SHUFFLE is `x`"));
 }
 
-// ------------------------------------------------------------------------------------------------ hostile programs ----
+// ------------------------------------------------------------------------------------------------ hostile programs
+// ----
 
 #[test]
 fn any_seed_is_accepted() {

@@ -491,7 +491,8 @@ fn blocking_is_allowed_everywhere() {
     });
 }
 
-// ------------------------------------------------------------------------------------------ engines without workers ----
+// ------------------------------------------------------------------------------------------ engines without workers
+// ----
 
 /// What `first` does in a test that calls [`beside`].
 type First = fn(&Engine, &Var<i32>, OpHandle<i32>) -> Result<i32, WaitError>;

@@ -170,7 +170,8 @@ impl Core {
             return self.finish(epilogue);
         }
         worker_thread::share_slot();
-        self.run_nested(None, &mut here, &mut iter::once(epilogue));
+        let mut epilogues = iter::once(epilogue).filter(|epilogue| !matches!(epilogue, Epilogue::Nothing));
+        self.run_nested(None, &mut here, &mut epilogues);
     }
 
     // ---------------------------------------------------------------------------------------- on this thread ----

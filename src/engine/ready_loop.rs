@@ -130,24 +130,27 @@ fn find_loop<R>(mut f: impl FnMut(&ReadyLoop) -> Option<R>) -> Option<R> {
     None
 }
 
+/// Calls `f` with the innermost loop on this thread for which `wanted` returns `true`. Returns `None` if there is none.
+fn with_innermost<R>(wanted: impl Fn(&ReadyLoop) -> bool, f: impl FnOnce(&ReadyLoop) -> R) -> Option<R> {
+    let mut f = Some(f);
+    find_loop(|ready_loop| f.take_if(|_| wanted(ready_loop)).map(|f| f(ready_loop)))
+}
+
 /// Calls `f` with the innermost loop of `core` on this thread. Returns `None` if there is no such loop.
 pub(crate) fn with_loop<R>(core: &Core, f: impl FnOnce(&ReadyLoop) -> R) -> Option<R> {
-    let mut f = Some(f);
-    find_loop(|ready_loop| f.take_if(|_| ready_loop.is_of(core)).map(|f| f(ready_loop)))
+    with_innermost(|ready_loop| ready_loop.is_of(core), f)
 }
 
 /// Calls `f` with the innermost loop of `core` on this thread that is not inside the function of a device operation,
 /// and so runs its work after that function has returned. Returns `None` if there is no such loop.
 pub(crate) fn with_outer_loop<R>(core: &Core, f: impl FnOnce(&ReadyLoop) -> R) -> Option<R> {
-    let mut f = Some(f);
-    find_loop(|ready_loop| f.take_if(|_| ready_loop.is_of(core) && !ready_loop.on_device).map(|f| f(ready_loop)))
+    with_innermost(|ready_loop| ready_loop.is_of(core) && !ready_loop.on_device, f)
 }
 
 /// Calls `f` with the innermost loop of any engine on this thread that is not inside the function of a device
 /// operation. Returns `None` if there is no such loop.
 pub(crate) fn with_any_outer_loop<R>(f: impl FnOnce(&ReadyLoop) -> R) -> Option<R> {
-    let mut f = Some(f);
-    find_loop(|ready_loop| f.take_if(|_| !ready_loop.on_device).map(|f| f(ready_loop)))
+    with_innermost(|ready_loop| !ready_loop.on_device, f)
 }
 
 // The number of calls to `in_place` on this thread's stack.

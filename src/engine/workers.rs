@@ -14,7 +14,7 @@ use crate::{
         ending::{Epilogue, Unfinished},
         frame,
         task::{Task, flag},
-        worker_thread::{self, Duty, WorkerThread, share_slot},
+        worker_thread::{Duty, WorkerThread, share_slot},
     },
     error::build::BuildError,
     sync::mpsc,
@@ -174,14 +174,7 @@ fn execute_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut 
     if called.is_none() && op.task().has(flag::RECORDED) {
         match thread.core.execute_recorded(op, ready) {
             Ok(ticket) if ready.is_empty() => return thread.core.count_out(ticket),
-            Ok(ticket) => {
-                // As in `run_operations`, into which `WorkerThread::schedule` is inlined as long as it has one caller.
-                let here = thread.core.schedule_ready(ready, |op| worker_thread::schedule(&thread.core, op));
-                if here.is_empty() {
-                    return thread.core.count_out(ticket);
-                }
-                return thread.core.run_here_after(here, ticket);
-            }
+            Ok(ticket) => return thread.core.dispatch_ready(ready, Epilogue::CountOut(ticket)),
             Err(unfinished) => Unfinished { op, called } = unfinished,
         }
     }

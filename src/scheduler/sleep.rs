@@ -358,9 +358,9 @@ impl Sleep {
         self.retract(worker);
     }
 
-    /// Parks for a short time, or until woken. Parks again if the worker was not woken and the workers called `find` often
-    /// in that time, unless several parks in a row have passed without a report of contention on the worker's core.
-    /// Afterwards, the worker is a searcher and no longer announced.
+    /// Parks for a short time, or until woken. Parks again if the worker was not woken and the workers called `find`
+    /// often in that time, unless several parks in a row have passed without a report of contention on the worker's
+    /// core. Afterwards, the worker is a searcher and no longer announced.
     ///
     /// `wakes` is the [number of wake-ups](Self::wakes_of) of the worker before it announced itself. A notifier counts
     /// its wake-up before it unparks the thread, so the park that the wake-up ends is the last one.

@@ -70,23 +70,23 @@ impl fmt::Display for Diagnosis {
 pub fn doctor() -> Diagnosis {
     let allowed = topology::allowed();
     let findings = [
-        cores(allowed.len(), read("/sys/devices/system/cpu/online").as_deref()),
-        quota(topology::parallelism(&allowed), allowed.len()),
-        refused_cores(&allowed).map_or_else(nothing, |refused| pinning(&refused)),
-        scheduling().map_or_else(nothing, |(policy, nice, most)| priority(policy, nice, most)),
-        read_if_there("/sys/devices/system/cpu/isolated").map_or_else(nothing, |isolated| isolation(&isolated)),
-        read("/sys/devices/system/cpu/smt/active").map_or_else(nothing, |active| siblings(&active)),
-        read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").map_or_else(nothing, |name| frequency(&name)),
-        time_source(
+        Some(cores(allowed.len(), read("/sys/devices/system/cpu/online").as_deref())),
+        Some(quota(topology::parallelism(&allowed), allowed.len())),
+        refused_cores(&allowed).map(|refused| pinning(&refused)),
+        scheduling().map(|(policy, nice, most)| priority(policy, nice, most)),
+        read_if_there("/sys/devices/system/cpu/isolated").map(|isolated| isolation(&isolated)),
+        read("/sys/devices/system/cpu/smt/active").map(|active| siblings(&active)),
+        read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").map(|name| frequency(&name)),
+        Some(time_source(
             read("/sys/devices/system/clocksource/clocksource0/current_clocksource").as_deref(),
             measure_clock(),
             clock::reads_counter(),
-        ),
-        slack().map_or_else(nothing, timer_slack),
-        measure_wake_ups().map_or_else(nothing, wake_up),
-        sleep(measure_sleeps()),
-        read("/sys/kernel/mm/transparent_hugepage/enabled").map_or_else(nothing, |setting| huge_pages(&setting)),
-        gpus(driver().as_deref(), &models(), cfg!(feature = "cuda")),
+        )),
+        slack().map(timer_slack),
+        measure_wake_ups().map(wake_up),
+        Some(sleep(measure_sleeps())),
+        read("/sys/kernel/mm/transparent_hugepage/enabled").map(|setting| huge_pages(&setting)),
+        Some(gpus(driver().as_deref(), &models(), cfg!(feature = "cuda"))),
     ];
     Diagnosis { findings: findings.into_iter().flatten().collect() }
 }
@@ -95,26 +95,17 @@ pub fn doctor() -> Diagnosis {
 
 // Each of these functions depends only on its arguments, so that tests reach all advice.
 
-fn finding(
-    (about, asked): (&'static str, &'static str),
-    found: impl Into<String>,
-    advice: Option<&str>,
-) -> Option<Finding> {
-    Some(Finding { about, asked, found: found.into(), advice: advice.map(str::to_owned) })
+fn finding((about, asked): (&'static str, &'static str), found: impl Into<String>, advice: Option<&str>) -> Finding {
+    Finding { about, asked, found: found.into(), advice: advice.map(str::to_owned) }
 }
 
-/// The result of a check that the system does not support.
-fn nothing() -> Option<Finding> {
-    None
-}
-
-fn cores(allowed: usize, online: Option<&str>) -> Option<Finding> {
+fn cores(allowed: usize, online: Option<&str>) -> Finding {
     let all = online.map_or(String::new(), |online| format!("; online: {online}"));
     let few = "with one core, operations run one after the other; allow more with `taskset`";
     finding(("cores", "several cores"), format!("{allowed} cores may be used{all}"), (allowed < 2).then_some(few))
 }
 
-fn quota(granted: usize, cores: usize) -> Option<Finding> {
+fn quota(granted: usize, cores: usize) -> Finding {
     let about = ("quota", "the time of all cores that may be used");
     if granted >= cores {
         return finding(about, "the control group grants the time of all cores", None);
@@ -123,7 +114,7 @@ fn quota(granted: usize, cores: usize) -> Option<Finding> {
     finding(about, found, Some("beyond that, threads are suspended; raise `cpu.max`, or use fewer workers"))
 }
 
-fn pinning(refused: &[usize]) -> Option<Finding> {
+fn pinning(refused: &[usize]) -> Finding {
     let about = ("pinning", "a thread on each core that may be used");
     if refused.is_empty() {
         return finding(about, "threads can be pinned to every core", None);
@@ -141,7 +132,7 @@ enum Most {
     Only(u64),
 }
 
-fn priority(policy: &str, nice: i32, most: Most) -> Option<Finding> {
+fn priority(policy: &str, nice: i32, most: Most) -> Finding {
     let allowed = match most {
         Most::Unknown => "the limit of real-time priorities is unknown".to_owned(),
         Most::Only(0) => "real-time priorities are allowed only with CAP_SYS_NICE".to_owned(),
@@ -157,13 +148,13 @@ fn priority(policy: &str, nice: i32, most: Most) -> Option<Finding> {
     finding(("priority", "at least that of other programs"), found, advice)
 }
 
-fn isolation(isolated: &str) -> Option<Finding> {
+fn isolation(isolated: &str) -> Finding {
     let none = "none: other programs and the kernel may interrupt every core";
     let found = if isolated.is_empty() { none } else { isolated };
     finding(("isolated cores", "cores that nothing interrupts"), found, None)
 }
 
-fn siblings(active: &str) -> Option<Finding> {
+fn siblings(active: &str) -> Finding {
     let about = ("hyperthreads", "a physical core for each worker");
     match active {
         "0" => finding(about, "off, or hidden by a hypervisor", None),
@@ -175,13 +166,13 @@ fn siblings(active: &str) -> Option<Finding> {
     }
 }
 
-fn frequency(governor: &str) -> Option<Finding> {
+fn frequency(governor: &str) -> Finding {
     let advice = "cores slow down when they are idle; set the governor with `cpupower frequency-set -g performance`";
     let advice = (governor != "performance").then_some(advice);
     finding(("frequency governor", "a constant, high frequency"), governor, advice)
 }
 
-fn time_source(source: Option<&str>, each: Duration, reads_counter: bool) -> Option<Finding> {
+fn time_source(source: Option<&str>, each: Duration, reads_counter: bool) -> Finding {
     let counter = if reads_counter { "traces read the time stamp counter" } else { "traces read `Instant`" };
     let source = source.map_or(String::new(), |source| format!("{source}, "));
     let advice = "each reading of the clock is a system call; boot with `tsc=reliable` if the hardware permits it";
@@ -189,13 +180,13 @@ fn time_source(source: Option<&str>, each: Duration, reads_counter: bool) -> Opt
     finding(("clock", "a clock that is read without a system call"), found, (each > SLOW_CLOCK).then_some(advice))
 }
 
-fn timer_slack(nanos: i64) -> Option<Finding> {
+fn timer_slack(nanos: i64) -> Finding {
     let found = format!("{nanos} ns on this thread; workers that sleep for a set time use 1 ns");
     finding(("timer slack", "sleeps that end on time"), found, None)
 }
 
 /// `times` are the round trips of a wake-up and an answer.
-fn wake_up(mut times: Vec<Duration>) -> Option<Finding> {
+fn wake_up(mut times: Vec<Duration>) -> Finding {
     times.sort_unstable();
     let (median, most) = (times[times.len() / 2], times[times.len() * 9 / 10]);
     let found = format!("round trip in {median:.1?}; 90 % within {most:.1?}");
@@ -204,18 +195,18 @@ fn wake_up(mut times: Vec<Duration>) -> Option<Finding> {
 }
 
 /// `late` says how late each of several sleeps ended.
-fn sleep(mut late: Vec<Duration>) -> Option<Finding> {
+fn sleep(mut late: Vec<Duration>) -> Finding {
     late.sort_unstable();
     let (median, most) = (late[late.len() / 2], late[late.len() - 1]);
     finding(("sleeping", "sleeps that end on time"), format!("ends {median:.1?} late; at most {most:.1?}"), None)
 }
 
-fn huge_pages(setting: &str) -> Option<Finding> {
+fn huge_pages(setting: &str) -> Finding {
     let chosen = setting.split_whitespace().find(|word| word.starts_with('[')).unwrap_or(setting);
     finding(("huge pages", "few page faults"), chosen.trim_matches(['[', ']']), None)
 }
 
-fn gpus(driver: Option<&str>, models: &[String], is_built: bool) -> Option<Finding> {
+fn gpus(driver: Option<&str>, models: &[String], is_built: bool) -> Finding {
     let about = ("GPUs", "a driver, and a build that uses it");
     let found = driver.map(|driver| match models {
         [] => format!("none listed; {driver}"),
@@ -369,7 +360,7 @@ mod tests {
         let (fast, slow) = (Duration::from_nanos(30), Duration::from_millis(1));
         let times = |slow_ones: usize| (0..50).map(|index| if index < slow_ones { slow } else { fast }).collect();
         let model = ["NVIDIA H100".to_owned()];
-        let cases: [(Option<Finding>, &str, Option<&str>); 31] = [
+        let cases: [(Finding, &str, Option<&str>); 31] = [
             (cores(1, None), "1 cores may be used", Some("allow more")),
             (cores(2, Some("0-3")), "2 cores may be used; online: 0-3", None),
             (quota(1, 4), "the time of 1 of 4 cores", Some("raise `cpu.max`")),
@@ -403,7 +394,6 @@ mod tests {
             (gpus(None, &[], false), "no NVIDIA driver, and built without", None),
         ];
         for (finding, found, advice) in cases {
-            let finding = finding.expect("each check finds something");
             assert!(finding.found.contains(found), "{finding:?}");
             assert_eq!(finding.advice.is_some(), advice.is_some(), "{finding:?}");
             assert!(finding.advice.iter().all(|given| given.contains(advice.unwrap_or_default())), "{finding:?}");

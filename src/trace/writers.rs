@@ -3,10 +3,10 @@
 //! # Who may touch what
 //!
 //! * The list of a thread's writers, the pointer to the one used last, and a writer's cells: only the thread.
-//! * [`RingShared`]: the thread stores, and the reader of the ring loads. These are counts and snapshots for diagnostics,
-//!   which own nothing. A reader that finds a call then reads this ring, and so finds what the thread wrote before the
-//!   call. The operation's push may be in a ring that was read before; it is found nevertheless, since the call is
-//!   ignored unless it came before that reading.
+//! * [`RingShared`]: the thread stores, and the reader of the ring loads. These are counts and snapshots for
+//!   diagnostics, which own nothing. A reader that finds a call then reads this ring, and so finds what the thread
+//!   wrote before the call. The operation's push may be in a ring that was read before; it is found nevertheless, since
+//!   the call is ignored unless it came before that reading.
 
 use std::{
     cell::{Cell, RefCell},

@@ -236,8 +236,8 @@ fn a_device_function_can_neither_wait_nor_push_on_another_naive_engine() {
     }
 }
 
-/// Completing an operation there makes others ready. A naive engine runs them on this thread, or leaves them to a worker
-/// of the engine to which the function belongs.
+/// Completing an operation there makes others ready. A naive engine runs them on this thread, or leaves them to a
+/// worker of the engine to which the function belongs.
 #[test]
 fn operations_made_ready_in_a_device_function_do_not_run_inside_it() {
     for kind in KINDS {

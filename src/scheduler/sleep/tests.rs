@@ -182,9 +182,9 @@ fn wake_yielded_wakes_timed_parkers_only() {
     assert!(!sleep.is_contended(70), "waking the worker must clear the report");
 }
 
-/// The other workers run short operations and contention has been reported, so the worker would park again if it had not
-/// been woken, and would clear the report first. There are many workers, so that counting all their operations takes
-/// long enough for one of them to run several.
+/// The other workers run short operations and contention has been reported, so the worker would park again if it had
+/// not been woken, and would clear the report first. There are many workers, so that counting all their operations
+/// takes long enough for one of them to run several.
 #[test]
 fn a_worker_woken_from_a_timed_park_does_not_park_again() {
     const MANY: usize = 4096;
