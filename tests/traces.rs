@@ -893,9 +893,8 @@ fn a_report_on_many_operations_includes_them_all_in_the_times_of_rows() {
 fn a_profile_is_written_while_the_engine_runs() {
     for (kind, name) in KINDS.into_iter().zip(["trace.json", "other.json", "trace.pftrace"]) {
         watched(move || {
-            let folder = std::env::temp_dir().join(format!("raddle-profile-{}-{kind}", std::process::id()));
-            std::fs::create_dir_all(&folder).unwrap();
-            let path = folder.join(name);
+            let folder = Folder::new(&format!("profile-{kind}"));
+            let path = folder.0.join(name);
             let recorder = Recorder::new();
             let build = || Engine::builder().kind(kind).workers(2).profile(&path);
             let engine = build().recorder(&recorder).build().unwrap();
@@ -924,7 +923,7 @@ fn a_profile_is_written_while_the_engine_runs() {
             drop(build().build().unwrap());
             let second = path.with_file_name(name.replace('.', "-2."));
             assert!(second.exists(), "the other engine has no file of its own");
-            std::fs::remove_dir_all(&folder).unwrap();
+            drop(folder);
             let refused = build().build().unwrap_err();
             assert!(matches!(refused, raddle::BuildError::Profile(..)), "{refused}");
         });
