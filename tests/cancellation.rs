@@ -888,7 +888,10 @@ fn a_cancelling_shutdown_goes_on_cancelling_when_the_last_handle_is_dropped() {
             };
             let handle = engine.op("late").submit(value.write(), run).unwrap();
             let _: &raddle::OpHandle<()> = &handle;
-            assert!(engine.shutdown(Shutdown::Cancel, Some(Duration::ZERO)).is_err(), "{kind}: an operation runs");
+            assert!(
+                engine.shutdown(Shutdown::Cancel, Some(Duration::ZERO)).is_err(),
+                "{kind}: an operation is running"
+            );
             let ending = thread::spawn(move || drop(engine));
             // The drop starts a drain and waits for the running operation.
             thread::sleep(MOMENT);

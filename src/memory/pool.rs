@@ -111,9 +111,9 @@ pub(crate) use retire as retire_inline;
 pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     use crate::testing::weaken::{Step, removed};
     /// # Safety
-    /// 1. `record` points to an `R` that is no longer used.
+    /// 1. `record` points to an `R` that is no longer used, and this function is called once for it.
     unsafe fn free<R: Record>(record: NonNull<u8>) {
-        // SAFETY: by (1) the record is no longer used, and this function is called once for it.
+        // SAFETY: (1) includes the condition of `free_owned`.
         unsafe { R::free_owned(record.cast()) };
         // SAFETY: `allocate` allocated it with this layout.
         unsafe { std::alloc::dealloc(record.as_ptr(), std::alloc::Layout::new::<R>()) };

@@ -1,9 +1,9 @@
 //! Loans, which allow a function that has waited to continue without a worker, in place of an idle worker.
 //!
-//! A function that waits hands its worker over. When it continues, it borrows the place of an idle worker, if there is
-//! one, and gives the place back when it waits again, returns or receives a worker. A worker that finds work in the
-//! meantime stays idle, unless the other idle workers cover all loans. So loans never let more functions compute than
-//! the lane has workers, unless a worker stays idle until its time limit.
+//! When a function waits, it hands its worker over to another thread. When it continues, it borrows the place of an
+//! idle worker, if there is one, and gives the place back when it waits again, returns or receives a worker. A worker
+//! that finds work in the meantime stays idle, unless the other idle workers cover all loans. So loans never let more
+//! functions compute than the lane has workers, unless a worker stays idle until its time limit.
 //!
 //! # States of a worker
 //!

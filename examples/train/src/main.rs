@@ -131,7 +131,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
         compare_engines(&images, options, bits)?;
     }
     if let Some(limit) = arguments.within.filter(|&limit| seconds > limit) {
-        return Err(Error::Use(format!("training took {seconds:.1} s, and thus more than {limit} s")));
+        return Err(Error::Use(format!("training took {seconds:.3} s, longer than the limit of {limit} s")));
     }
     if accuracy < arguments.require {
         return Err(Error::Use(format!("{accuracy:.2} % correct is less than the required {} %", arguments.require)));

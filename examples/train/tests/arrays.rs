@@ -294,8 +294,8 @@ fn errors_name_shapes_that_do_not_match() {
     assert_eq!(error.to_string(), "`slice`: the range 2..1 ends before it starts");
     let error = array(&[2]).reshape(&[3]).unwrap_err();
     assert_eq!(error.to_string(), "`reshape`: the shape of `array` must be one that fits into [3], but is [2]");
-    // Errors of the backward pass: the wrong shape of the gradient that it reads, the wrong shape of one that it
-    // writes, and a gradient written in place of an array that the pass needs.
+    // Errors of the backward pass: a gradient to read or to write has the wrong shape, a gradient is written in place
+    // of an array that the pass needs, or the number of arrays written or read is wrong.
     let (data, weight, bias, out) = (array(&[2, 3]), array(&[4, 3]), array(&[4]), array(&[2, 4]));
     let backward = |gradient: &Array, of_data: &Array, mode| {
         let places = [(Some(of_data), mode), (None, Mode::Null), (None, Mode::Null)];
