@@ -1,15 +1,17 @@
-//! Counts instructions per operation with callgrind. The counts are the same in every run, however busy the machine is.
+//! Counts instructions per operation with callgrind, and those among them that lock memory: the read-modify-writes and
+//! fences that cost most. The counts are the same in every run, however busy the machine is.
 //!
 //! The engine's only worker is blocked in an operation while a workload is pushed. So the pushes run alone on the
 //! pushing thread; the operations then run alone on the worker while the pushing thread sleeps. callgrind counts the
 //! two phases separately. The counts reflect neither caches nor contention.
 //!
 //! - without arguments: prints the counts beside those in `counts.txt`, and writes them to the report;
-//! - `--check`: fails if a count is more than 5 % above the file's, unless the file is from another compiler;
+//! - `--check`: fails if a count of instructions is more than 5 % above the file's, or one of locked instructions more
+//!   than a twentieth of an instruction, unless the file is from another compiler;
 //! - `--renew`: rewrites `counts.txt`.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     env, fs,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
@@ -31,6 +33,9 @@ const WARM_UP: usize = 10;
 const INSIDE: &str = "RADDLE_COUNTS_INSIDE";
 /// The relative increase that counts as a regression, and the decrease beyond which the file should be updated.
 const TOLERANCE: f64 = 0.05;
+/// The increase of locked instructions per operation that counts as a regression: less than one in ten operations would
+/// add.
+const LOCKED_TOLERANCE: f64 = 0.05;
 
 fn baseline_file() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("counts.txt")
@@ -100,35 +105,120 @@ fn inside() {
 
 // -------------------------------------------------------------------------------------------------------- outside ----
 
-/// Instructions per operation, by phase and workload.
-type Counts = BTreeMap<String, f64>;
+/// What one operation executes in one phase.
+#[derive(Clone, Copy)]
+struct Count {
+    instructions: f64,
+    /// Instructions that lock memory: see [`Program::locks`].
+    locked: f64,
+}
 
-/// Parses a callgrind file. Returns the name of the dump and the number of instructions.
-fn parse(text: &str) -> Option<(String, u64)> {
+/// Counts by phase and workload.
+type Counts = BTreeMap<String, Count>;
+
+/// The machine code of a program or a library.
+struct Program {
+    /// The file, and each of its segments as an address, an offset and a size.
+    bytes: Vec<u8>,
+    segments: Vec<(u64, u64, u64)>,
+}
+
+impl Program {
+    fn read(path: &str) -> Option<Self> {
+        use object::read::elf::{FileHeader, ProgramHeader};
+        let bytes = fs::read(path).ok()?;
+        let header = object::elf::FileHeader64::<object::Endianness>::parse(&*bytes).ok()?;
+        let endian = header.endian().ok()?;
+        let of_segment = |segment: &object::elf::ProgramHeader64<_>| {
+            (segment.p_vaddr(endian), segment.p_offset(endian), segment.p_filesz(endian))
+        };
+        let segments = header.program_headers(endian, &*bytes).ok()?.iter().map(of_segment).collect();
+        Some(Self { bytes, segments })
+    }
+
+    /// Whether the instruction at `address` has a lock prefix, is an exchange with memory, which locks without one, or
+    /// is a full fence.
+    fn locks(&self, address: u64) -> bool {
+        let segment = self.segments.iter().find(|&&(start, _, size)| (start..start + size).contains(&address));
+        let Some(code) = segment.and_then(|&(start, offset, _)| self.bytes.get((address - start + offset) as usize..))
+        else {
+            return false;
+        };
+        // The legacy prefixes other than the lock prefix, and the REX prefixes: Intel, Software Developer's Manual,
+        // volume 2, sections 2.1.1 and 2.2.1.
+        let mut rest = code.iter().copied().skip_while(|byte| {
+            matches!(byte, 0x66 | 0x67 | 0xf2 | 0xf3 | 0x2e | 0x36 | 0x3e | 0x26 | 0x64 | 0x65 | 0x40..=0x4f)
+        });
+        match [rest.next(), rest.next(), rest.next()] {
+            [Some(0xf0), ..] => true,
+            // The operand is in memory unless the two highest bits of the byte that describes it are set.
+            [Some(0x86 | 0x87), Some(operand), _] => operand < 0xc0,
+            [Some(0x0f), Some(0xae), Some(0xf0)] => true,
+            _ => false,
+        }
+    }
+}
+
+/// A phase of a workload as callgrind has counted it.
+struct Dump {
+    name: String,
+    instructions: u64,
+    locked: u64,
+}
+
+/// Parses a callgrind file with a line for each instruction.
+fn parse(text: &str, programs: &mut HashMap<String, Option<Program>>) -> Option<Dump> {
     let name = text.lines().find_map(|line| line.strip_prefix("desc: Trigger: Client Request: "))?;
     let total = text.lines().find_map(|line| line.strip_prefix("totals: ").or(line.strip_prefix("summary: ")))?;
-    Some((name.trim().to_owned(), total.split(' ').next()?.parse().ok()?))
+    let (mut locked, mut address, mut program, mut is_call) = (0, 0u64, "", false);
+    for line in text.lines() {
+        if let Some(path) = line.strip_prefix("ob=") {
+            program = path;
+        } else if line.starts_with("calls=") {
+            is_call = true;
+        } else if line.starts_with(['0', '+', '-', '*']) {
+            // The address, the line and the count: the address absolute, or relative to that of the line before.
+            let mut fields = line.split(' ');
+            let position = fields.next()?;
+            let hex = |digits: &str| u64::from_str_radix(digits.trim_start_matches("0x"), 16).ok();
+            address = match position.split_at(1) {
+                ("+", distance) => address + hex(distance)?,
+                ("-", distance) => address - hex(distance)?,
+                ("*", _) => address,
+                _ => hex(position)?,
+            };
+            // The line after `calls=` repeats the count of the function called.
+            if !std::mem::take(&mut is_call)
+                && let Some(times) = fields.nth(1).and_then(|times| times.parse::<u64>().ok())
+            {
+                let known = programs.entry(program.to_owned()).or_insert_with(|| Program::read(program));
+                locked += if known.as_ref().is_some_and(|known| known.locks(address)) { times } else { 0 };
+            }
+        }
+    }
+    Some(Dump { name: name.trim().to_owned(), instructions: total.split(' ').next()?.parse().ok()?, locked })
 }
 
 fn count() -> Result<Counts, String> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("callgrind-{}", std::process::id()));
     fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
     let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--quiet"])
+        .args(["--tool=callgrind", "--quiet", "--dump-instr=yes", "--compress-strings=no"])
         .arg(format!("--callgrind-out-file={}", folder.join("out").display()))
         .arg(env::current_exe().map_err(|error| error.to_string())?)
         .env(INSIDE, "1")
         .output()
         .map_err(|error| format!("valgrind: {error}"))?;
-    let mut counts = Counts::new();
+    let (mut counts, mut programs) = (Counts::new(), HashMap::new());
     for entry in fs::read_dir(&folder).map_err(|error| error.to_string())?.flatten() {
         let text = fs::read_to_string(entry.path()).unwrap_or_default();
-        if let Some((name, total)) = parse(&text)
-            && let Some((phase, rest)) = name.split_once(' ')
+        if let Some(dump) = parse(&text, &mut programs)
+            && let Some((phase, rest)) = dump.name.split_once(' ')
             && let Some((operations, workload)) = rest.split_once(' ')
             && let Ok(operations) = operations.parse::<f64>()
         {
-            counts.insert(format!("{phase}: {workload}"), total as f64 / operations);
+            let [instructions, locked] = [dump.instructions, dump.locked].map(|count| count as f64 / operations);
+            counts.insert(format!("{phase}: {workload}"), Count { instructions, locked });
         }
     }
     _ = fs::remove_dir_all(&folder);
@@ -144,21 +234,24 @@ fn baseline() -> (String, Counts) {
     let text = fs::read_to_string(baseline_file()).unwrap_or_default();
     let compiler = text.lines().find_map(|line| line.strip_prefix("# compiler: ")).unwrap_or_default().to_owned();
     let line = |line: &str| {
-        let (name, count) = line.rsplit_once(' ')?;
-        Some((name.trim().to_owned(), count.parse().ok()?))
+        let (rest, locked) = line.rsplit_once(' ')?;
+        let (name, instructions) = rest.rsplit_once(' ')?;
+        let count = Count { instructions: instructions.parse().ok()?, locked: locked.parse().ok()? };
+        Some((name.trim().to_owned(), count))
     };
     (compiler, text.lines().filter(|line| !line.starts_with('#')).filter_map(line).collect())
 }
 
 fn renew(counts: &Counts) {
     let mut text = format!(
-        "# Instructions per operation, the baseline of `.ci/run counts`. To update it, run\n\
+        "# Instructions, and those among them that lock memory, per operation: the baseline of `.ci/run counts`. To update\n\
+         # it, run\n\
          #     cargo bench -p raddle-benches --bench counts -- --renew\n\
          # compiler: {}\n",
         machine::RUSTC
     );
-    for (name, count) in counts {
-        text += &format!("{name} {count:.1}\n");
+    for (name, Count { instructions, locked }) in counts {
+        text += &format!("{name} {instructions:.1} {locked:.2}\n");
     }
     fs::write(baseline_file(), text).expect("the file can be written");
 }
@@ -194,20 +287,30 @@ fn main() -> ExitCode {
         "counts",
         "Instructions",
         &format!(
-            "Per operation, counted by callgrind, for {OPERATIONS} operations that do nothing, on one worker. *push*: \
+            "Per operation, counted by callgrind, for {OPERATIONS} operations that do nothing, on one worker. *locked*: \
+             instructions with a lock prefix, exchanges with memory and full fences. *push*: \
              until the push returns, while the worker is blocked. *run*: on the worker afterwards, from taking the \
              operation until its successors have been notified. The file to compare with is from {compiler}."
         ),
     );
-    let mut table =
-        Table::new("counts", "Instructions per operation", "", &["phase and workload", "now", "file", "change"]);
+    let mut table = Table::new(
+        "counts",
+        "Instructions per operation",
+        "",
+        &["phase and workload", "now", "file", "change", "locked"],
+    );
     let (mut worse, mut better) = (vec![], vec![]);
     for (name, &count) in &counts {
-        let before = baseline.get(name).copied().unwrap_or(f64::NAN);
-        let change = count / before - 1.0;
+        let missing = Count { instructions: f64::NAN, locked: f64::NAN };
+        let Count { instructions: before, locked: locked_before } = baseline.get(name).copied().unwrap_or(missing);
+        let change = count.instructions / before - 1.0;
         let cell = if change.is_nan() { "new".into() } else { format!("{:+.1} %", change * 100.0) };
         let before: Cell = if before.is_nan() { "–".into() } else { grouped(before, 1).into() };
-        table.row(name.as_str(), [number((count * 10.0).round() / 10.0), before, cell.clone().into()]);
+        let now = number((count.instructions * 10.0).round() / 10.0);
+        table.row(name.as_str(), [now, before, cell.clone().into(), format!("{:.2}", count.locked).into()]);
+        if count.locked > locked_before + LOCKED_TOLERANCE {
+            worse.push(format!("{name}: {:.2} locked instructions instead of {locked_before:.2}", count.locked));
+        }
         if change > TOLERANCE {
             worse.push(format!("{name}: {cell}"));
         } else if change < -TOLERANCE || change.is_nan() {
