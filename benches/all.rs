@@ -13,6 +13,6 @@ fn main() {
         .args(env::args().skip(1).filter(|argument| argument != "--bench"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status()
-        .expect("cargo can be started");
+        .expect("cargo should start");
     exit(status.code().unwrap_or(1));
 }

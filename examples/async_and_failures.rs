@@ -67,7 +67,7 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
                 });
                 match content {
                     Ok(content) => {
-                        *text.lock().expect("no thread panics while holding the lock") = content;
+                        *text.lock().expect("no thread should panic while holding the lock") = content;
                         done.complete();
                     }
                     Err(error) => done.fail(error),
@@ -79,7 +79,7 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
     // `parse` reads the token, so it runs only after `load` is complete.
     let numbers = engine.var(Vec::new());
     engine.op("parse").reads([&loaded]).try_push(numbers.write(), move |numbers| {
-        let text = text.lock().expect("no thread panics while holding the lock");
+        let text = text.lock().expect("no thread should panic while holding the lock");
         for word in text.split_whitespace() {
             numbers.push(word.parse::<u32>()?);
         }

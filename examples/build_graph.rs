@@ -46,10 +46,12 @@ impl Module {
 
     fn compile(&self, children: &[&Self]) {
         let own = self.source.lines().filter(|line| line.starts_with("fn ")).count();
-        let below: usize =
-            children.iter().map(|child| child.functions.get().expect("a child is compiled before its parent")).sum();
+        let below: usize = children
+            .iter()
+            .map(|child| child.functions.get().expect("a child should be compiled before its parent"))
+            .sum();
         println!("compiled {:8}functions: {own} own, {below:2} below", self.name);
-        self.functions.set(own + below).expect("a module is compiled once");
+        self.functions.set(own + below).expect("a module should be compiled once");
     }
 }
 

@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Ok::<_, PushError>((waited, start.elapsed()))
     })?;
     let (waited, took) = close.wait()??;
-    let Err(WaitError::WouldDeadlock(deadlock)) = waited else { panic!("the wait would never end: {waited:?}") };
+    let Err(WaitError::WouldDeadlock(deadlock)) = waited else { panic!("the wait was not refused: {waited:?}") };
     println!("after {took:?}: {deadlock}");
     assert_eq!((deadlock.waiting(), deadlock.awaited()), (Some("close"), Some("audit")));
     assert_eq!(engine.get(&report)?, 12);

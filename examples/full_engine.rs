@@ -60,12 +60,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let left_out = thread::scope(|scope| {
         let archive = scope.spawn(|| archive(&engine, &sums));
         let publish = scope.spawn(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime is built");
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime should be built");
             runtime.block_on(publish(&engine, &published))
         });
         let left_out = trade(&engine, &traded)?;
-        archive.join().expect("the thread does not panic")?;
-        publish.join().expect("the thread does not panic")?;
+        archive.join().expect("the thread should not panic")?;
+        publish.join().expect("the thread should not panic")?;
         Ok::<_, PushError>(left_out)
     })?;
     engine.wait_for_all()?;

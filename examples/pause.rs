@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("round {round}: {days} days are over, {pending} operations are pending");
         // The naive engine has no threads to stop.
         if engine.kind() != EngineKind::Naive {
-            assert_eq!((balance.version(), interest.version()), before, "a stopped engine runs nothing");
+            assert_eq!((balance.version(), interest.version()), before, "a stopped engine ran an operation");
             assert!(pending >= 2 * DAYS);
         }
 

@@ -57,7 +57,7 @@ fn refresh(engine: &Engine) -> Result<(), Box<dyn Error>> {
         println!("{error}");
     }
     assert!(matches!(drawn, Err(WaitError::Failed(error)) if matches!(error.cause(), Cause::DeadlinePassed)));
-    assert!(engine.wait_for_var(&screen).is_err(), "the screen does not show what the program asked for");
+    assert!(engine.wait_for_var(&screen).is_err(), "the wait succeeded although the drawing came too late");
     match unwanted {
         Err(WaitError::Failed(error)) => assert!(was_cancelled && matches!(error.cause(), Cause::Cancelled)),
         // The naive engine has run the operation inside its push.

@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     rotate.submit()?.wait()?;
     assert_eq!(engine.take(&lines)?, ["pedal", "reed"]);
-    let Err(error) = rotate.submit()?.wait() else { panic!("there was nothing to rotate") };
+    let Err(error) = rotate.submit()?.wait() else { panic!("a rotation of nothing succeeded") };
     println!("{error}");
     engine.set(&lines, Vec::new())?; // clears the failure as well
 

@@ -41,7 +41,7 @@ fn core_of(placement: &Placement) -> usize {
 
 /// Returns the cores that a thread started by the calling thread may use.
 fn cores_of_a_thread() -> String {
-    thread::spawn(allowed_cores).join().expect("the thread does not panic")
+    thread::spawn(allowed_cores).join().expect("the thread should not panic")
 }
 
 /// The first push to a lane of a device starts the lane's thread. Here, that push is made by an operation on a pinned
@@ -51,21 +51,20 @@ fn cores_of_a_thread() -> String {
 fn a_lane_thread_started_by_an_operation_may_use_all_cores() {
     for kind in THREADED {
         watched(move || {
-            let engine =
-                Engine::builder().kind(kind).workers(1).gpu(SimulatedGpu::new()).build().expect("the engine is built");
+            let engine = Engine::builder().kind(kind).workers(1).gpu(SimulatedGpu::new()).build().expect("an engine");
             let gpu = Device::Gpu(0);
-            let memory = engine.device_var::<u32>(gpu, 4).expect("the device has memory");
+            let memory = engine.device_var::<u32>(gpu, 4).expect("the device should have memory");
             let (inside, found) = (engine.clone(), Journal::new());
             let journal = found.clone();
             let push = engine.op("push").submit((), move |()| {
                 let launch = inside.op("report").on(gpu);
                 launch
                     .launch_any(memory.write(), move |_, _| journal.add(allowed_cores()))
-                    .expect("the engine is open");
+                    .expect("the engine should be open");
                 allowed_cores()
             });
-            let worker = push.expect("the engine is open").wait().expect("no operation fails");
-            engine.wait_for_all().expect("no operation fails");
+            let worker = push.expect("the engine should be open").wait().expect("no operation should fail");
+            engine.wait_for_all().expect("no operation should fail");
             assert_eq!(parse_cores(&worker), [core_of(&engine.placements()[0])], "the worker is not pinned");
             assert_eq!(found.take(), [allowed_cores()], "the lane's thread on the {kind} engine may not use all cores");
         });
@@ -80,7 +79,7 @@ fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
     watched(|| {
         let (all, cores) = (allowed_cores(), cores());
         let count = cores.len() + 1;
-        let engine = Engine::builder().workers(count).build().expect("the engine is built");
+        let engine = Engine::builder().workers(count).build().expect("an engine");
         for round in 0..20 {
             // Each worker runs an operation that records its cores and then waits, handing over the worker.
             let (meeting, found) = (Meeting::new(count), Arc::new(Mutex::new(Vec::new())));
@@ -93,7 +92,7 @@ fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
                     let waits = move |cx: &raddle::OpContext<'_>| {
                         meeting.join();
                         lock(&found).push((cx.worker().expect("a worker"), allowed_cores()));
-                        inner.wait_for_var(&token).expect("no operation fails");
+                        inner.wait_for_var(&token).expect("no operation should fail");
                     };
                     engine.op("waits").push_sync(waits)
                 })
@@ -101,7 +100,7 @@ fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
             assert!(inside.iter().all(Result::is_ok));
             common::eventually("every operation has recorded its cores", || lock(&found).len() == count);
             gate.open();
-            engine.wait_for_all().expect("no operation fails");
+            engine.wait_for_all().expect("no operation should fail");
             for (worker, at) in lock(&found).iter() {
                 match engine.placements()[*worker] {
                     Placement::Pinned(core) => assert_eq!(parse_cores(at), [core], "worker {worker} in round {round}"),
@@ -116,20 +115,20 @@ fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
 #[cfg_attr(miri, ignore = "pins threads")]
 fn an_engine_built_inside_an_operation_may_use_the_same_cores_as_one_built_outside() {
     watched(|| {
-        let engine = Engine::builder().workers(1).build().expect("the engine is built");
+        let engine = Engine::builder().workers(1).build().expect("an engine");
         let build = || {
-            let built = Engine::builder().build().expect("the engine is built");
+            let built = Engine::builder().build().expect("an engine");
             let report = built.op("report").priority(1).property(raddle::Property::CpuPrioritized);
             let at = report
                 .submit((), |()| allowed_cores())
-                .expect("the engine is open")
+                .expect("the engine should be open")
                 .wait()
-                .expect("no operation fails");
+                .expect("no operation should fail");
             (built.placements().len(), at)
         };
         let (outside, inside) = (build(), engine.op("build").submit((), move |()| build()));
-        assert_eq!(inside.expect("the engine is open").wait().expect("no operation fails"), outside);
-        assert_eq!(outside, (thread::available_parallelism().expect("Linux reports it").get(), allowed_cores()));
+        assert_eq!(inside.expect("the engine should be open").wait().expect("no operation should fail"), outside);
+        assert_eq!(outside, (thread::available_parallelism().expect("Linux should report it").get(), allowed_cores()));
     });
 }
 
@@ -139,26 +138,26 @@ fn an_engine_built_inside_an_operation_may_use_the_same_cores_as_one_built_outsi
 #[cfg_attr(miri, ignore = "pins threads")]
 fn an_engine_stays_on_the_cores_of_the_thread_that_built_it() {
     watched(|| {
-        let last = *cores().last().expect("there is at least one core");
+        let last = *cores().last().expect("there should be at least one core");
         let engine = thread::spawn(move || {
             assert!(core_affinity::set_for_current(CoreId { id: last }));
-            Engine::builder().gpu(SimulatedGpu::new()).build().expect("the engine is built")
+            Engine::builder().gpu(SimulatedGpu::new()).build().expect("an engine")
         });
-        let engine = engine.join().expect("the engine is built");
+        let engine = engine.join().expect("an engine");
         assert_eq!(engine.placements(), [Placement::Pinned(last)]);
         let gpu = Device::Gpu(0);
-        let memory = engine.device_var::<u32>(gpu, 4).expect("the device has memory");
+        let memory = engine.device_var::<u32>(gpu, 4).expect("the device should have memory");
         let found = Journal::new();
         let journal = found.clone();
         engine
             .op("")
             .on(gpu)
             .launch_any(memory.write(), move |_, _| journal.add(allowed_cores()))
-            .expect("the engine is open");
+            .expect("the engine should be open");
         let journal = found.clone();
         let copy = engine.op("").property(raddle::Property::CopyFromGpu);
-        copy.push((), move |()| journal.add(allowed_cores())).expect("the engine is open");
-        engine.wait_for_all().expect("no operation fails");
+        copy.push((), move |()| journal.add(allowed_cores())).expect("the engine should be open");
+        engine.wait_for_all().expect("no operation should fail");
         assert_eq!(found.take(), [last.to_string(), last.to_string()]);
     });
 }
@@ -179,7 +178,7 @@ fn in_a_child_two_engines_share_no_core_while_others_are_free() {
     }
     watched(|| {
         let cores = cores();
-        let build = |workers| Engine::builder().workers(workers).build().expect("the engine is built");
+        let build = |workers| Engine::builder().workers(workers).build().expect("an engine");
         let places = |engine: &Engine| engine.placements().iter().map(core_of).collect::<Vec<_>>();
         let mut engines: Vec<_> = cores.iter().map(|_| build(1)).collect();
         assert_eq!(
@@ -192,8 +191,8 @@ fn in_a_child_two_engines_share_no_core_while_others_are_free() {
         assert_eq!(places(&again), cores[..1]);
         drop(again);
         // An ended engine has released its cores even if handles to it exist.
-        let kept = engines.pop().expect("there is at least one core");
-        kept.shutdown(raddle::Shutdown::Drain, None).expect("the shutdown ends");
+        let kept = engines.pop().expect("there should be at least one core");
+        kept.shutdown(raddle::Shutdown::Drain, None).expect("the shutdown should end");
         assert_eq!(places(&build(1)), cores[cores.len() - 1..]);
         // An engine with one worker per core uses each core once.
         assert_eq!(places(&build(cores.len())), cores);
@@ -206,7 +205,7 @@ fn in_a_child_two_engines_share_no_core_while_others_are_free() {
 #[cfg_attr(miri, ignore = "pins threads")]
 fn threads_started_inside_unpinned_may_use_all_cores() {
     watched(|| {
-        let engine = Engine::builder().workers(1).build().expect("the engine is built");
+        let engine = Engine::builder().workers(1).build().expect("an engine");
         let inside = engine.op("start").submit((), |()| {
             let before = allowed_cores();
             let found = (cores_of_a_thread(), unpinned(cores_of_a_thread));
@@ -220,7 +219,10 @@ fn threads_started_inside_unpinned_may_use_all_cores() {
             found
         });
         let pinned = core_of(&engine.placements()[0]).to_string();
-        assert_eq!(inside.expect("the engine is open").wait().expect("no operation fails"), (pinned, allowed_cores()));
+        assert_eq!(
+            inside.expect("the engine should be open").wait().expect("no operation should fail"),
+            (pinned, allowed_cores())
+        );
     });
 }
 
@@ -228,12 +230,12 @@ fn threads_started_inside_unpinned_may_use_all_cores() {
 #[cfg_attr(miri, ignore = "pins threads")]
 fn unpinned_changes_nothing_outside_an_engine() {
     watched(|| {
-        let last = *cores().last().expect("there is at least one core");
+        let last = *cores().last().expect("there should be at least one core");
         assert!(core_affinity::set_for_current(CoreId { id: last }));
         assert_eq!(unpinned(allowed_cores), last.to_string());
         let naive = common::engine(EngineKind::Naive, 1);
-        let inside = naive.op("").submit((), |()| unpinned(allowed_cores)).expect("the engine is open");
-        assert_eq!(inside.wait().expect("no operation fails"), last.to_string());
+        let inside = naive.op("").submit((), |()| unpinned(allowed_cores)).expect("the engine should be open");
+        assert_eq!(inside.wait().expect("no operation should fail"), last.to_string());
     });
 }
 
@@ -242,27 +244,28 @@ fn unpinned_changes_nothing_outside_an_engine() {
 #[cfg_attr(miri, ignore = "pins threads")]
 fn a_wait_inside_unpinned_leaves_every_thread_on_its_own_cores() {
     watched(|| {
-        let engine = Engine::builder().workers(1).build().expect("the engine is built");
+        let engine = Engine::builder().workers(1).build().expect("an engine");
         let pinned = core_of(&engine.placements()[0]).to_string();
         for _ in 0..10 {
             let (inside, gate) = (engine.clone(), Gate::new());
             let open = gate.clone();
             let waits = engine.op("waits").submit((), move |()| {
                 unpinned(|| {
-                    let mut other = inside.op("other").submit((), |()| allowed_cores()).expect("the engine is open");
+                    let mut other =
+                        inside.op("other").submit((), |()| allowed_cores()).expect("the engine should be open");
                     // When the wait ends, `busy` occupies the worker, so the function queues for it.
                     let busy = inside.op("busy").push((), |()| thread::sleep(Duration::from_millis(2)));
-                    busy.expect("the engine is open");
+                    busy.expect("the engine should be open");
                     open.open();
                     // This wait has a time limit, since it could otherwise run the operation in place.
-                    (other.wait_timeout(PATIENCE).expect("no operation fails"), allowed_cores())
+                    (other.wait_timeout(PATIENCE).expect("no operation should fail"), allowed_cores())
                 })
             });
             assert!(gate.pass_within(PATIENCE));
-            let found = waits.expect("the engine is open").wait().expect("no operation fails");
+            let found = waits.expect("the engine should be open").wait().expect("no operation should fail");
             assert_eq!(found, (pinned.clone(), allowed_cores()));
-            let next = engine.op("next").submit((), |()| allowed_cores()).expect("the engine is open");
-            assert_eq!(next.wait().expect("no operation fails"), pinned);
+            let next = engine.op("next").submit((), |()| allowed_cores()).expect("the engine should be open");
+            assert_eq!(next.wait().expect("no operation should fail"), pinned);
         }
     });
 }

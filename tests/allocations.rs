@@ -83,33 +83,37 @@ fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&T
 #[cfg_attr(miri, ignore = "a steady state takes too many operations")]
 fn operations_in_steady_state_allocate_nothing() {
     for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
-        let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");
+        let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("an engine");
         let tokens: Vec<_> = (0..16).map(|_| engine.token()).collect();
         let all: Vec<&Token> = tokens.iter().collect();
         assert_allocates_nothing::<MANY>(&format!("{kind}: tokens"), &all, |i| {
             let (a, b, c) = (&tokens[i % 16], &tokens[(i + 5) % 16], &tokens[(i + 9) % 16]);
-            engine.push_sync(move |_| _ = std::hint::black_box([i; 4]), [a, b], [c]).expect("the engine is open");
+            engine
+                .push_sync(move |_| _ = std::hint::black_box([i; 4]), [a, b], [c])
+                .expect("the engine should be open");
         });
         let vars: Vec<Var<[u64; 4]>> = (0..16).map(|_| engine.var([0; 4])).collect();
         let all: Vec<&Token> = vars.iter().map(|var| var.token()).collect();
         assert_allocates_nothing::<MANY>(&format!("{kind}: typed variables"), &all, |i| {
             let (a, b) = (vars[i % 16].read(), vars[(i + 7) % 16].write());
-            engine.op("add").push((a, b), |(a, b)| b[0] = b[0].wrapping_add(a[1])).expect("the engine is open");
+            engine.op("add").push((a, b), |(a, b)| b[0] = b[0].wrapping_add(a[1])).expect("the engine should be open");
         });
         let counter = engine.var(0u64);
         let operator =
-            engine.op("count").operator(counter.write(), |counter| *counter += 1).expect("the engine is open");
+            engine.op("count").operator(counter.write(), |counter| *counter += 1).expect("the engine should be open");
         assert_allocates_nothing::<MANY>(&format!("{kind}: an operator"), &[counter.token()], |_| {
-            operator.push().expect("the engine is open");
+            operator.push().expect("the engine should be open");
         });
         assert_allocates_nothing::<SOME>(&format!("{kind}: completions"), &[&tokens[0]], |_| {
-            engine.push_async(|_, done| done.complete(), [&tokens[1]], [&tokens[0]]).expect("the engine is open");
+            engine
+                .push_async(|_, done| done.complete(), [&tokens[1]], [&tokens[0]])
+                .expect("the engine should be open");
         });
         // Each priority and each lane has its own queues.
         let properties = [Property::Normal, Property::CopyToGpu, Property::CpuPrioritized, Property::Async];
         assert_allocates_nothing::<SOME>(&format!("{kind}: priorities and properties"), &[&tokens[0]], |i| {
             let operation = engine.op("").priority(i as i32 % 20 - 10).kind(properties[i % 4]);
-            operation.reads([&tokens[2]]).writes([&tokens[0]]).push_sync(|_| {}).expect("the engine is open");
+            operation.reads([&tokens[2]]).writes([&tokens[0]]).push_sync(|_| {}).expect("the engine should be open");
         });
         devices(kind);
         recorded(kind);
@@ -120,14 +124,14 @@ fn operations_in_steady_state_allocate_nothing() {
 fn recorded(kind: EngineKind) {
     let recorder = Recorder::with_capacity(256 << 20);
     let builder = Engine::builder().kind(kind).workers(2).pin(false).recorder(&recorder);
-    let engine = builder.build().expect("the engine is built");
+    let engine = builder.build().expect("an engine");
     let tokens: Vec<_> = (0..16).map(|number| engine.token().named(format!("token {number}"))).collect();
     let all: Vec<&Token> = tokens.iter().collect();
     assert_allocates_nothing::<SOME>(&format!("{kind}: recorded"), &all, |i| {
         let (a, b, c) = (&tokens[i % 16], &tokens[(i + 5) % 16], &tokens[(i + 9) % 16]);
-        engine.op("recorded").reads([a, b]).writes([c]).push((), |()| {}).expect("the engine is open");
+        engine.op("recorded").reads([a, b]).writes([c]).push((), |()| {}).expect("the engine should be open");
     });
-    assert_eq!(recorder.take().lost(), 0, "lost events would allocate nothing");
+    assert_eq!(recorder.take().lost(), 0, "events were lost, and lost events allocate nothing");
 }
 
 /// Pushes device operations, and CPU operations that depend on them. The simulated device boxes kernels and events, but
@@ -135,26 +139,26 @@ fn recorded(kind: EngineKind) {
 fn devices(kind: EngineKind) {
     let gpu = Device::Gpu(0);
     let device = SimulatedGpu::builder().clock(Clock::Instantly).build();
-    let engine = Engine::builder().kind(kind).workers(2).pin(false).gpu(device).build().expect("the engine is built");
+    let engine = Engine::builder().kind(kind).workers(2).pin(false).gpu(device).build().expect("an engine");
     let launched: Vec<Var<DeviceVec<u64>>> =
-        (0..8).map(|_| engine.device_var(gpu, 4).expect("the device has memory")).collect();
+        (0..8).map(|_| engine.device_var(gpu, 4).expect("the device should have memory")).collect();
     let all: Vec<&Token> = launched.iter().map(|var| var.token()).collect();
     assert_allocates_nothing::<SOME>(&format!("{kind}: device operations"), &all, |i| {
         let launch = engine.op("launch").on(gpu).priority(i as i32 % 3);
         let (a, b) = (launched[i % 8].read(), launched[(i + 3) % 8].write());
-        launch.launch_any((a, b), |_, (a, b)| assert_eq!(a.len(), b.len())).expect("the engine is open");
+        launch.launch_any((a, b), |_, (a, b)| assert_eq!(a.len(), b.len())).expect("the engine should be open");
     });
     let hosts: Vec<Var<PinnedVec<u64>>> =
-        (0..4).map(|_| engine.pinned_var(gpu, 4).expect("the device has memory")).collect();
+        (0..4).map(|_| engine.pinned_var(gpu, 4).expect("the device should have memory")).collect();
     let devices: Vec<Var<DeviceVec<u64>>> =
-        (0..4).map(|_| engine.device_var(gpu, 4).expect("the device has memory")).collect();
+        (0..4).map(|_| engine.device_var(gpu, 4).expect("the device should have memory")).collect();
     let all: Vec<&Token> = hosts.iter().map(|var| var.token()).chain(devices.iter().map(|var| var.token())).collect();
     assert_allocates_nothing::<SOME>(&format!("{kind}: copies before and after operations of the CPU"), &all, |i| {
         let (host, device) = (&hosts[i / 2 % 4], &devices[i / 2 % 4]);
         if i % 2 == 0 {
-            engine.op("fill").push(host.write(), move |host| host[0] = i as u64).expect("the engine is open");
+            engine.op("fill").push(host.write(), move |host| host[0] = i as u64).expect("the engine should be open");
         } else {
-            engine.op("copy").on(gpu).copy_to_device(host, device).expect("the engine is open");
+            engine.op("copy").on(gpu).copy_to_device(host, device).expect("the engine should be open");
         }
     });
 }

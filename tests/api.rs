@@ -45,7 +45,7 @@ fn the_current_engine_is_that_of_the_running_operation() {
         let var = engine.var(0);
         let inner = var.clone();
         let pushed = engine.op("outer").submit((), move |()| {
-            let engine = Engine::current().expect("this is an operation");
+            let engine = Engine::current().expect("this should be an operation");
             engine.op("inner").push(inner.write(), |value| *value += 1)
         });
         pushed.unwrap().wait().unwrap().unwrap();
@@ -168,7 +168,7 @@ fn chain(engine: &Engine, left: u32) {
         }
         eprintln!("the last of 100 has run");
     });
-    push.expect("operations may push during a drain");
+    push.expect("operations should be allowed to push during a drain");
 }
 
 #[test]

@@ -33,7 +33,7 @@ use raddle::{
 const EXCESS: u64 = 33;
 
 fn limited(kind: EngineKind, workers: usize, limit: usize) -> Engine {
-    Engine::builder().kind(kind).workers(workers).pin(false).max_pending(limit).build().expect("the engine is built")
+    Engine::builder().kind(kind).workers(workers).pin(false).max_pending(limit).build().expect("an engine")
 }
 
 /// Runs `f` under the watchdog once for each of `kinds`, on an engine with `workers` workers and the limit `limit`.
@@ -68,7 +68,7 @@ impl Wake for CountWakes {
 fn open_ended(engine: &Engine) -> Completion {
     let (sender, receiver) = mpsc::channel();
     engine.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
-    receiver.recv_timeout(PATIENCE).expect("the operation starts")
+    receiver.recv_timeout(PATIENCE).expect("the operation should start")
 }
 
 /// Fills an engine with operations that wait for the returned completion. Once the first operation's function has
@@ -77,7 +77,7 @@ fn fill(engine: &Engine, limit: usize) -> (Completion, raddle::Token) {
     let token = engine.token();
     let (sender, receiver) = mpsc::channel();
     engine.op("first").writes([&token]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
-    let done = receiver.recv_timeout(PATIENCE).expect("the operation starts");
+    let done = receiver.recv_timeout(PATIENCE).expect("the operation should start");
     for _ in 1..limit {
         engine.op("behind").writes([&token]).push((), |()| {}).unwrap();
     }
@@ -432,7 +432,7 @@ fn pushes_inside_operations_are_never_held_back() {
                 inner.op("inner").writes([&behind]).push((), |()| {}).unwrap();
                 inner.op("inner").writes([&behind]).if_room().unwrap().push((), |()| {}).unwrap();
                 block_on_within(inner.op("inner").writes([&behind]).when_room(), SOON)
-                    .expect("there is always room inside an operation")
+                    .expect("there should always be room inside an operation")
                     .unwrap()
                     .push((), |()| {})
                     .unwrap();
@@ -574,7 +574,7 @@ fn if_room_returns_full_and_loses_nothing() {
             done.complete();
             engine.wait_for_var(&token).unwrap();
             engine.wait_for_all().unwrap();
-            let op = engine.op("late").if_room().expect("there is room");
+            let op = engine.op("late").if_room().expect("there should be room");
             let value = captured.take();
             op.push((), move |()| drop(value)).unwrap();
             engine.wait_for_all().unwrap();
@@ -959,7 +959,7 @@ fn groups_have_limits_of_their_own() {
                 group.op("member").writes([&token]).if_room().unwrap().push((), |()| {}).unwrap();
             }
             assert!(is_full(group.op("late").if_room()));
-            engine.op("other").if_room().expect("the engine has no limit").push((), |()| {}).unwrap();
+            engine.op("other").if_room().expect("the engine should have no limit").push((), |()| {}).unwrap();
             // No operation is running, so the push is not held back.
             group.op("passes").writes([&token]).push((), |()| {}).unwrap();
             assert_eq!(group.pending(), 4);
@@ -1066,7 +1066,7 @@ fn a_future_that_waits_for_two_limits_passes_on_the_room_of_one() {
 fn open_ended_in(group: &raddle::Group) -> Completion {
     let (sender, receiver) = mpsc::channel();
     group.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
-    receiver.recv_timeout(PATIENCE).expect("the operation starts")
+    receiver.recv_timeout(PATIENCE).expect("the operation should start")
 }
 
 /// Pushes an open-ended operation from inside another one, so that the push is not held back.
@@ -1079,7 +1079,7 @@ fn fill_without_room(engine: &Engine) -> Completion {
             inner.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
         })
         .unwrap();
-    receiver.recv_timeout(PATIENCE).expect("the operation starts")
+    receiver.recv_timeout(PATIENCE).expect("the operation should start")
 }
 
 // ------------------------------------------------------------------------------------------------------ shutdown ----
@@ -1098,14 +1098,17 @@ fn a_shutdown_ends_pushes_that_are_held_back() {
             assert!(matches!(block_on_within(group_room.as_mut(), MOMENT), Err(NotInTime)));
             thread::scope(|scope| {
                 let pusher =
-                    scope.spawn(|| engine.op("held back").push((), move |()| drop(captured)).expect_err("refused"));
+                    scope.spawn(|| engine.op("held back").push((), move |()| drop(captured)).expect_err("a refusal"));
                 let operator = engine.op("tick").operator((), |()| {}).unwrap();
                 let other = scope.spawn(move || operator.push());
                 let member = scope.spawn(|| group.op("member").push((), |()| {}));
                 thread::sleep(MOMENT);
                 assert!(!pusher.is_finished() && !other.is_finished() && !member.is_finished());
                 let begun = Instant::now();
-                assert!(engine.shutdown(how, Some(Duration::from_millis(1))).is_err(), "an operation runs");
+                assert!(
+                    engine.shutdown(how, Some(Duration::from_millis(1))).is_err(),
+                    "the shutdown succeeded although an operation was running"
+                );
                 assert_eq!(pusher.join().unwrap(), PushError::ShutDown);
                 assert_eq!(other.join().unwrap(), Err(PushError::ShutDown));
                 assert_eq!(member.join().unwrap(), Err(PushError::ShutDown));
@@ -1180,14 +1183,14 @@ fn a_full_engine_that_is_stopped_refuses_pushes() {
                 let captured = drops.make();
                 let refused = op("late").push((), move |()| drop(captured));
                 assert_eq!(refused, Err(PushError::Full), "a push to a full engine that is stopped");
-                assert_eq!(drops.dropped(), 1, "the function was dropped");
+                assert_eq!(drops.dropped(), 1, "the function was not dropped");
                 for (name, push) in pushes {
                     assert_eq!(push(op(name)), Err(PushError::Full), "{name}");
                 }
                 assert!(is_full(op("late").if_room()));
                 let mut room = pin!(op("waits").when_room());
                 assert!(matches!(block_on_within(room.as_mut(), MOMENT / 5), Err(NotInTime)));
-                assert_eq!((engine.pending(), ran.load(SeqCst)), (limit as u64, 0), "nothing was pushed, nothing ran");
+                assert_eq!((engine.pending(), ran.load(SeqCst)), (limit as u64, 0), "an operation was pushed or ran");
                 engine.start().unwrap();
                 block_on(room).unwrap().push((), |()| {}).unwrap();
                 op("later").push((), |()| {}).unwrap();
@@ -1231,7 +1234,7 @@ fn a_stop_ends_pushes_that_are_held_back() {
             stop.join().unwrap().unwrap();
         });
         assert!(matches!(block_on_within(room.as_mut(), MOMENT / 5), Err(NotInTime)));
-        assert_eq!(engine.pending(), 4, "the held-back push left nothing behind");
+        assert_eq!(engine.pending(), 4, "the held-back push left something behind");
         engine.start().unwrap();
         behind.open();
         block_on(room).unwrap().push((), |()| {}).unwrap();

@@ -81,7 +81,7 @@ impl Subscriber for Log {
 #[test]
 fn tracing_has_a_span_for_each_function_and_an_event_for_each_end() {
     let log = Log::default();
-    tracing::subscriber::set_global_default(log.clone()).expect("no other test in this file sets one");
+    tracing::subscriber::set_global_default(log.clone()).expect("no other test in this file should set one");
     let engine = Engine::builder().workers(1).observer(TracingObserver::new()).build().unwrap();
     let value = engine.var(0);
     engine
@@ -93,7 +93,7 @@ fn tracing_has_a_span_for_each_function_and_an_event_for_each_end() {
             Err("no such file".into())
         })
         .unwrap();
-    engine.op("show").push(value.read(), |_| unreachable!("the operation is skipped")).unwrap();
+    engine.op("show").push(value.read(), |_| unreachable!("the operation should be skipped")).unwrap();
     let inner = engine.downgrade();
     let outer = engine.op("outer").submit((), move |()| {
         inner.op("inner").submit((), |()| tracing::info!(target: "program", "inside")).unwrap().wait().unwrap();
@@ -174,7 +174,7 @@ fn metrics_count_and_time_operations_by_name() {
     let value = engine.var(0);
     engine.op("sleep").push(value.write(), |_| thread::sleep(TIME)).unwrap();
     engine.op("fail").priority(-3).try_push(value.write(), |_| Err("no".into())).unwrap();
-    engine.op("skip").push(value.read(), |_| unreachable!("the operation is skipped")).unwrap();
+    engine.op("skip").push(value.read(), |_| unreachable!("the operation should be skipped")).unwrap();
     engine.wait_for_all().unwrap_err();
     drop(engine);
     let numbers: BTreeMap<_, _> =

@@ -54,7 +54,7 @@ fn an_operation_cancelled_before_its_turn_never_runs_and_in_its_turn_fails_what_
         assert!(is_cancelled(&failure(earlier.unwrap().wait())), "a later operation was not skipped");
         engine.wait_for_var(&input).unwrap();
         assert_eq!((input.version(), output.version()), (1, 0));
-        engine.wait_for_all().expect("the failure was reported");
+        engine.wait_for_all().expect("no failure should be left");
     });
 }
 
@@ -374,7 +374,7 @@ fn the_handle_of_an_asynchronous_run_that_panics_wakes_its_task() {
                 thread::sleep(MOMENT);
                 gate.open();
             });
-            let waited = block_on_within(run, PATIENCE).expect("the task is woken");
+            let waited = block_on_within(run, PATIENCE).expect("the task should be woken");
             assert!(matches!(failure(waited).cause(), Cause::Panic(_)));
             opener.join().unwrap();
         }
@@ -427,7 +427,7 @@ fn a_deadline_that_passes_while_an_operation_waits_for_its_turn_cancels_the_oper
         let in_time = engine.op("in time").deadline(soon + PATIENCE);
         in_time.push(accesses(5), |(_, output)| *output = 1).unwrap();
         thread::sleep(2 * MOMENT);
-        assert!(!submitted.is_done(), "a deadline does not shorten the wait for the turn");
+        assert!(!submitted.is_done(), "a deadline shortened the wait for the turn");
         gate.open();
         let passed = |error: &OpError, name: &str| {
             assert!(matches!(error.cause(), Cause::DeadlinePassed) && error.name() == name, "{error}");
@@ -514,11 +514,11 @@ fn a_group_reports_the_failure_of_the_member_that_was_pushed_first_and_none_from
         assert!(matches!(failure(engine.wait_for_var(&second)), error if error.name() == "second"));
         held.open();
         assert_eq!(failure(group.wait()).name(), "first");
-        group.wait().expect("each failure is reported once");
+        group.wait().expect("each failure should be reported once");
         assert_eq!(failure(engine.wait_for_all()).name(), "outside");
-        engine.wait_for_all().expect("the group's failures were reported");
+        engine.wait_for_all().expect("no failure should be left");
         // A skipped operation fails with the failure that caused the skip.
-        group.op("skipped").push(outside.read(), |_| unreachable!("`skipped` is skipped")).unwrap();
+        group.op("skipped").push(outside.read(), |_| unreachable!("`skipped` should be skipped")).unwrap();
         assert_eq!(failure(group.wait()).name(), "outside");
     });
 }
@@ -855,12 +855,15 @@ fn a_running_operation_can_ask_whether_its_engine_cancels() {
                 clean_up.unwrap().wait()
             });
             for _ in 0..5 {
-                running.recv_timeout(PATIENCE).expect("all functions run");
+                running.recv_timeout(PATIENCE).expect("all functions should run");
             }
             // A shutdown that drains asks no function to stop.
-            engine.shutdown(Shutdown::Drain, Some(MOMENT)).expect_err("the functions run");
-            assert!(functions.iter().all(|function| !function.is_finished()), "a function stopped before");
-            engine.shutdown(Shutdown::Cancel, Some(MOMENT)).expect_err("the clean-up runs");
+            engine.shutdown(Shutdown::Drain, Some(MOMENT)).expect_err("the functions should still run");
+            assert!(
+                functions.iter().all(|function| !function.is_finished()),
+                "a function stopped before it was asked to"
+            );
+            engine.shutdown(Shutdown::Cancel, Some(MOMENT)).expect_err("the clean-up should still run");
             for function in functions {
                 assert!(function.join().unwrap().unwrap(), "a function was not asked to stop");
             }
@@ -890,7 +893,7 @@ fn a_cancelling_shutdown_goes_on_cancelling_when_the_last_handle_is_dropped() {
             let _: &raddle::OpHandle<()> = &handle;
             assert!(
                 engine.shutdown(Shutdown::Cancel, Some(Duration::ZERO)).is_err(),
-                "{kind}: an operation is running"
+                "{kind}: the shutdown succeeded although an operation was running"
             );
             let ending = thread::spawn(move || drop(engine));
             // The drop starts a drain and waits for the running operation.

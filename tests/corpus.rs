@@ -12,12 +12,12 @@ use common::program::{Random, Source};
 use harness::TARGETS;
 
 fn replay(target: &str) {
-    let (_, run) = TARGETS.into_iter().find(|(name, _)| *name == target).expect("the target exists");
+    let (_, run) = TARGETS.into_iter().find(|(name, _)| *name == target).expect("the target should exist");
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
     let mut inputs = 0;
     if fuzz.join("Cargo.toml").exists() {
-        for entry in fs::read_dir(fuzz.join("corpus").join(target)).expect("each target has a corpus") {
-            run(&fs::read(entry.expect("the folder can be read").path()).expect("the input can be read"));
+        for entry in fs::read_dir(fuzz.join("corpus").join(target)).expect("each target should have a corpus") {
+            run(&fs::read(entry.expect("the folder should be readable").path()).expect("the input should be readable"));
             inputs += 1;
         }
         assert!(inputs > 10, "the corpus of {target} has only {inputs} inputs");

@@ -57,7 +57,7 @@ fn has_gpu_for_a_child() -> bool {
     let mode = gpu
         .context()
         .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)
-        .expect("a GPU has a compute mode");
+        .expect("a GPU should have a compute mode");
     let shared = mode == CUcomputemode::CU_COMPUTEMODE_DEFAULT as i32;
     if !shared {
         println!("skipped: the GPU admits one process at a time; `nvidia-smi -c 0` lifts the restriction");
@@ -66,7 +66,7 @@ fn has_gpu_for_a_child() -> bool {
 }
 
 fn engine(kind: EngineKind, gpu: &CudaGpu) -> Engine {
-    Engine::builder().kind(kind).workers(2).pin(false).gpu(gpu.clone()).build().expect("the engine is built")
+    Engine::builder().kind(kind).workers(2).pin(false).gpu(gpu.clone()).build().expect("an engine")
 }
 
 /// The kernels of `cuda.ptx`.
@@ -78,8 +78,9 @@ struct Kernels {
 
 impl Kernels {
     fn load(gpu: &CudaGpu) -> Arc<Self> {
-        let module = gpu.context().load_module(Ptx::from_src(include_str!("cuda.ptx"))).expect("the kernels compile");
-        let kernel = |name| module.load_function(name).expect("the module has this kernel");
+        let module =
+            gpu.context().load_module(Ptx::from_src(include_str!("cuda.ptx"))).expect("the kernels should compile");
+        let kernel = |name| module.load_function(name).expect("the module should have this kernel");
         Arc::new(Self { affine: kernel("affine"), late: kernel("late"), poison: kernel("poison") })
     }
 
@@ -122,7 +123,7 @@ impl Kernels {
     ) -> Result<(), DriverError> {
         let stream = stream.cuda().expect("a stream of a CUDA device");
         let (at, nanos) = (values.cuda_ptr().expect("memory of a CUDA device"), time.as_nanos() as u64);
-        assert!(!values.is_empty(), "the kernel needs a first value");
+        assert!(!values.is_empty(), "there is no first value for the kernel");
         let mut arguments = stream.launch_builder(&self.late);
         arguments.arg(&at).arg(&nanos).arg(&factor).arg(&term);
         // SAFETY: the arguments match the kernel's parameters. The kernel uses only the first value, which exists. The
@@ -148,26 +149,26 @@ fn one_thread() -> LaunchConfig {
 fn zeros(engine: &Engine, len: usize) -> Var<DeviceVec<u32>> {
     let host = engine.pinned_var::<u32>(GPU, len).expect("pinned memory");
     let device = engine.device_var::<u32>(GPU, len).expect("device memory");
-    engine.op("in").on(GPU).copy_to_device(&host, &device).expect("pushed");
+    engine.op("in").on(GPU).copy_to_device(&host, &device).expect("a push");
     device
 }
 
 /// Pushes an operation that copies the device's values to the host, and returns the values.
 fn values(engine: &Engine, device: &Var<DeviceVec<u32>>, len: usize) -> Vec<u32> {
     let host = engine.pinned_var::<u32>(GPU, len).expect("pinned memory");
-    engine.op("out").on(GPU).copy_from_device(device, &host).expect("pushed");
+    engine.op("out").on(GPU).copy_from_device(device, &host).expect("a push");
     engine
         .op("values")
         .submit(host.read(), |host| host.to_vec())
-        .expect("pushed")
+        .expect("a push")
         .wait()
-        .expect("the values were copied")
+        .expect("the values should have been copied")
 }
 
 #[test]
 fn opening_returns_a_gpu_or_an_error_that_says_what_to_do() {
     match (CudaGpu::open(0), CudaGpu::count()) {
-        (Ok(_), count) => assert!(count.expect("the driver is loaded") > 0),
+        (Ok(_), count) => assert!(count.expect("the driver should be loaded") > 0),
         (Err(error), Ok(count)) => assert!(count == 0 || error.code() > 0, "{error}"),
         (Err(error), Err(of_count)) => {
             assert_eq!(error.message(), of_count.message());
@@ -302,7 +303,7 @@ fn an_allocation_beyond_the_memory_is_refused_and_the_gpu_remains_usable() {
     watched(|| {
         let Some(gpu) = gpu() else { return };
         let engine = engine(EngineKind::PerDevice, &gpu);
-        let error = engine.device_var::<u8>(GPU, 1 << 46).expect_err("no GPU has 64 TiB");
+        let error = engine.device_var::<u8>(GPU, 1 << 46).expect_err("no GPU should have 64 TiB");
         assert!(!error.is_lost(), "{error}");
         let host = engine.pinned_var::<u32>(GPU, 8).unwrap();
         let device = engine.device_var::<u32>(GPU, 8).unwrap();
@@ -359,12 +360,12 @@ fn functions_find_the_context_of_their_device_and_the_same_stream_after_a_stop_a
                         assert!(free > 0);
                         Ok::<_, DriverError>(stream.cuda().expect("a CUDA stream").cu_stream().addr())
                     });
-                    look.expect("pushed").wait().expect("the context is current")
+                    look.expect("a push").wait().expect("the context should be current")
                 };
                 // The naive engine runs the function on the new thread, which has not used the device before.
-                streams.push(thread::scope(|threads| threads.spawn(look).join().expect("the thread does not panic")));
-                engine.stop(None).expect("the engine stops");
-                engine.start().expect("the engine starts");
+                streams.push(thread::scope(|threads| threads.spawn(look).join().expect("the thread should not panic")));
+                engine.stop(None).expect("the engine should stop");
+                engine.start().expect("the engine should start");
             }
             assert!(kind == EngineKind::Naive || streams.iter().all(|stream| *stream == streams[0]), "{kind}");
             assert_eq!(values(&engine, &var, 1), [0], "{kind}");
@@ -409,7 +410,7 @@ fn recorded(
     let issued = f();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0));
     issued?;
-    Ok(graph?.expect("the graph has nodes"))
+    Ok(graph?.expect("the graph should have nodes"))
 }
 
 /// Captures a graph that applies `factor` and `term` to the first value three times, calls `during` midway through the
@@ -496,7 +497,7 @@ fn in_a_child_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the
         return;
     }
     watched(|| {
-        let gpu = gpu().expect("the parent process has found a GPU");
+        let gpu = gpu().expect("the parent process should have found a GPU");
         let kernels = Kernels::load(&gpu);
         // In the other kinds of engine, all kernels and copies share one lane.
         let engine = engine(EngineKind::PerDevice, &gpu);
@@ -506,13 +507,13 @@ fn in_a_child_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the
         let by_graph = Arc::clone(&kernels);
         let graph = move |stream: &mut GpuStream, values: &mut _| {
             six_by_graph(&by_graph, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, values, (3, 1), || {
-                begun.send(()).expect("the test thread waits");
+                begun.send(()).expect("the test thread should wait");
                 // An error means that the other thread has failed, which also ends the capture.
                 let _ = is_done.recv();
             })
         };
         engine.op("graph").on(GPU).launch_any(var.write(), graph).unwrap();
-        has_begun.recv().expect("the recording begins");
+        has_begun.recv().expect("the recording should begin");
         let done = done;
         make_every_kind_of_driver_call(&engine, &kernels, 70_000);
         drop(done);
@@ -536,7 +537,7 @@ fn in_a_child_a_program_that_records_in_the_global_mode_and_an_engine_do_not_dis
         return;
     }
     watched(|| {
-        let gpu = gpu().expect("the parent process has found a GPU");
+        let gpu = gpu().expect("the parent process should have found a GPU");
         let kernels = Kernels::load(&gpu);
         for (kind, len) in KINDS.into_iter().zip([300_000, 600_000, 1_200_000]) {
             let (begun, has_begun) = mpsc::channel();
@@ -546,9 +547,9 @@ fn in_a_child_a_program_that_records_in_the_global_mode_and_an_engine_do_not_dis
                 scope.spawn(move || {
                     let stream = gpu.context().new_stream().expect("a stream");
                     let mut value = stream.clone_htod(&[1u32]).expect("memory");
-                    stream.synchronize().expect("the value was copied");
+                    stream.synchronize().expect("the value should have been copied");
                     let graph = recorded(&stream, CU_STREAM_CAPTURE_MODE_GLOBAL, || {
-                        begun.send(()).expect("the test thread waits");
+                        begun.send(()).expect("the test thread should wait");
                         // An error means that the other thread has failed, which also ends the capture.
                         let _ = is_done.recv();
                         let (count, factor, term) = (1u32, 3u32, 1u32);
@@ -558,10 +559,10 @@ fn in_a_child_a_program_that_records_in_the_global_mode_and_an_engine_do_not_dis
                         // no other code uses.
                         unsafe { arguments.launch(one_thread()) }.map(drop)
                     });
-                    graph.expect("the recording was not disturbed").launch().expect("launched");
-                    assert_eq!(stream.clone_dtoh(&value).expect("copied"), [4], "{kind}");
+                    graph.expect("the recording should not have been disturbed").launch().expect("a launch");
+                    assert_eq!(stream.clone_dtoh(&value).expect("a copy"), [4], "{kind}");
                 });
-                has_begun.recv().expect("the recording begins");
+                has_begun.recv().expect("the recording should begin");
                 let done = done;
                 // This engine's streams are created and destroyed during the other thread's capture.
                 let engine = engine(kind, gpu);
@@ -643,7 +644,7 @@ fn values_are_copied_from_one_gpu_to_another_and_back() {
         let kernels = [Kernels::load(&first), Kernels::load(&second)];
         for kind in KINDS {
             let engine = Engine::builder().kind(kind).workers(2).pin(false);
-            let engine = engine.gpu(first.clone()).gpu(second.clone()).build().expect("the engine is built");
+            let engine = engine.gpu(first.clone()).gpu(second.clone()).build().expect("an engine");
             let places = [Device::Gpu(0), Device::Gpu(1)];
             let host = engine.pinned_var::<u32>(GPU, 1).unwrap();
             let vars = places.map(|place| engine.device_var::<u32>(place, 1).unwrap());
@@ -684,7 +685,7 @@ fn in_a_child_a_kernel_writes_to_an_invalid_address() {
         return;
     }
     watched(|| {
-        let gpu = gpu().expect("the parent process has found a GPU");
+        let gpu = gpu().expect("the parent process should have found a GPU");
         let kernels = Kernels::load(&gpu);
         let engine = Engine::builder().workers(2).pin(false).gpu(gpu).build().unwrap();
         let vars: Vec<_> = (0..8).map(|_| engine.device_var::<u32>(GPU, 16).unwrap()).collect();

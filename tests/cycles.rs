@@ -502,14 +502,14 @@ fn random_waits_for_earlier_groups_and_scopes_are_never_refused() {
                     let (inner, pause) = (engine.downgrade(), if random.below(6) == 0 { 12 } else { 0 });
                     let member = group.op("member").push((variables[x].read(), variables[y].write()), move |(x, y)| {
                         thread::sleep(Duration::from_millis(pause));
-                        waited.map_or(Ok(()), |waited| waited.wait()).expect("its members stand before this");
+                        waited.map_or(Ok(()), |waited| waited.wait()).expect("its members should stand before this");
                         let mut sum = 0;
                         inner
                             .scope(|s| {
                                 let sum = s.lend(&mut sum);
                                 s.op("inside").push(sum.write(), |sum| *sum += *x).unwrap();
                             })
-                            .expect("its operation is ready");
+                            .expect("its operation should be ready");
                         *y = y.wrapping_add(sum + 1);
                     });
                     member.unwrap();
@@ -708,7 +708,7 @@ fn crossing(older: How, younger: How, refused: &'static str, beside: usize) {
             let (of_refused, of_other, end) =
                 if refused == "older" { (older, younger, older_end) } else { (younger, older, younger_end) };
             assert_eq!(deadlock(of_refused), names(refused, "behind"));
-            of_other.expect("the other wait returns");
+            of_other.expect("the other wait should return");
             end - start
         });
         drop((held, unrelated));

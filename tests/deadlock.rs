@@ -57,12 +57,12 @@ fn cross(
                         .push_sync(move |_| {
                             ran.fetch_add(1, SeqCst);
                         })
-                        .expect("the engine is open");
+                        .expect("the engine should be open");
                 }
             });
         }
     });
-    engine.wait_for_all().expect("no operation fails");
+    engine.wait_for_all().expect("no operation should fail");
     assert_eq!(ran.load(SeqCst), pushes / PUSHERS * PUSHERS);
     let versions: u64 = tokens.iter().map(|token| token.version()).sum();
     assert_eq!(versions, mutations.load(SeqCst) as u64);
@@ -139,16 +139,16 @@ fn operations_may_push_on_variables_that_they_hold() {
                             };
                             cx.engine()
                                 .push_sync(count, [], [&inner_tokens[x], &inner_tokens[y]])
-                                .expect("the engine is open");
+                                .expect("the engine should be open");
                         }
                     },
                     [],
                     [&tokens[a], &tokens[b]],
                 )
-                .expect("the engine is open");
+                .expect("the engine should be open");
         }
         eventually("all operations have run", || ran.load(SeqCst) == 6000);
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
         assert_eq!(tokens.iter().map(|token| token.version()).sum::<u64>(), 2 * 8000);
     });
 }
@@ -202,12 +202,12 @@ fn an_operation_may_wait_for_one_that_it_pushed_on_a_single_worker() {
             .submit((), {
                 let engine = engine.clone();
                 move |()| {
-                    let inner = engine.op("inner").submit((), |()| 7).expect("the engine is open");
-                    inner.wait().expect("no operation fails")
+                    let inner = engine.op("inner").submit((), |()| 7).expect("the engine should be open");
+                    inner.wait().expect("no operation should fail")
                 }
             })
-            .expect("the engine is open");
-        assert_eq!(outer.wait().expect("no operation fails"), 7);
+            .expect("the engine should be open");
+        assert_eq!(outer.wait().expect("no operation should fail"), 7);
     });
 }
 
@@ -216,17 +216,16 @@ fn descend(engine: &Engine, depth: usize) -> OpHandle<usize> {
     let inner = engine.clone();
     engine
         .op("descend")
-        .submit(
-            (),
-            move |()| if depth == 0 { 0 } else { 1 + descend(&inner, depth - 1).wait().expect("no operation fails") },
-        )
-        .expect("the engine is open")
+        .submit((), move |()| {
+            if depth == 0 { 0 } else { 1 + descend(&inner, depth - 1).wait().expect("no operation should fail") }
+        })
+        .expect("the engine should be open")
 }
 
 #[test]
 fn waits_may_nest_a_hundred_deep_on_a_single_worker() {
     on_kinds(&KINDS, 1, |engine| {
-        assert_eq!(descend(&engine, 100).wait().expect("no operation fails"), 100);
+        assert_eq!(descend(&engine, 100).wait().expect("no operation should fail"), 100);
     });
 }
 
@@ -235,9 +234,9 @@ fn waits_may_nest_three_hundred_deep_on_a_single_worker() {
     on_kinds(&KINDS, 1, |engine| {
         // The naive engine nests the functions, which need more stack than a test's thread has.
         let deep = thread::Builder::new().stack_size(64 << 20).spawn(move || {
-            assert_eq!(descend(&engine, 300).wait().expect("no operation fails"), 300);
+            assert_eq!(descend(&engine, 300).wait().expect("no operation should fail"), 300);
         });
-        deep.expect("a thread starts").join().expect("nothing panics");
+        deep.expect("a thread should start").join().expect("nothing should panic");
     });
 }
 
@@ -253,17 +252,17 @@ fn waits_for_variables_may_nest_on_a_single_worker() {
         engine
             .op("")
             .push(value.write(), move |value| *value = 1 + descend(&inner, depth - 1))
-            .expect("the engine is open");
+            .expect("the engine should be open");
         match depth % 3 {
-            0 => engine.wait_for_var(&value).expect("no operation fails"),
-            1 => engine.wait_to_read(&value).expect("no operation fails"),
+            0 => engine.wait_for_var(&value).expect("no operation should fail"),
+            1 => engine.wait_to_read(&value).expect("no operation should fail"),
             _ => {}
         }
-        engine.get(&value).expect("no operation fails")
+        engine.get(&value).expect("no operation should fail")
     }
     on_kinds(&KINDS, 1, |engine| {
         let deep = thread::Builder::new().stack_size(64 << 20).spawn(move || assert_eq!(descend(&engine, 200), 200));
-        deep.expect("a thread starts").join().expect("nothing panics");
+        deep.expect("a thread should start").join().expect("nothing should panic");
     });
 }
 
@@ -276,22 +275,24 @@ fn every_form_of_wait_works_inside_an_operation() {
             .op("outer")
             .submit((), move |()| {
                 let variable = inner.var(0);
-                let add = || inner.op("add").push(variable.write(), |value| *value += 1).expect("the engine is open");
+                let add =
+                    || inner.op("add").push(variable.write(), |value| *value += 1).expect("the engine should be open");
                 add();
-                inner.wait_for_var(&variable).expect("no operation fails");
+                inner.wait_for_var(&variable).expect("no operation should fail");
                 add();
-                inner.wait_to_read(&variable).expect("no operation fails");
+                inner.wait_to_read(&variable).expect("no operation should fail");
                 add();
-                inner.wait_for_var(&variable).expect("no operation fails");
+                inner.wait_for_var(&variable).expect("no operation should fail");
                 add();
-                inner.wait_for_var_timeout(&variable, Duration::MAX).expect("no operation fails");
+                inner.wait_for_var_timeout(&variable, Duration::MAX).expect("no operation should fail");
                 add();
-                let value = inner.get(&variable).expect("no operation fails");
-                let mut handle = inner.op("read").submit(variable.read(), |value| *value).expect("the engine is open");
-                (value, handle.wait_timeout(Duration::MAX).expect("no operation fails"))
+                let value = inner.get(&variable).expect("no operation should fail");
+                let mut handle =
+                    inner.op("read").submit(variable.read(), |value| *value).expect("the engine should be open");
+                (value, handle.wait_timeout(Duration::MAX).expect("no operation should fail"))
             })
-            .expect("the engine is open");
-        assert_eq!(outer.wait().expect("no operation fails"), (5, 5));
+            .expect("the engine should be open");
+        assert_eq!(outer.wait().expect("no operation should fail"), (5, 5));
     });
 }
 
@@ -310,19 +311,24 @@ fn fifty_operations_may_wait_concurrently_on_a_single_worker() {
                 };
                 (wait, ())
             })
-            .map(|(wait, ())| engine.op("wait").submit((), wait).expect("the engine is open"))
+            .map(|(wait, ())| engine.op("wait").submit((), wait).expect("the engine should be open"))
             .collect();
         eventually("all fifty operations wait", || waiting.load(SeqCst) == 50);
         // The worker is free to run another operation.
         assert_eq!(
-            engine.op("beside").submit((), |()| 1).expect("the engine is open").wait().expect("no operation fails"),
+            engine
+                .op("beside")
+                .submit((), |()| 1)
+                .expect("the engine should be open")
+                .wait()
+                .expect("no operation should fail"),
             1
         );
         gate.open();
         for waiter in waiters {
-            waiter.wait().expect("the operation does not fail").expect("the wait does not fail");
+            waiter.wait().expect("the operation should not fail").expect("the wait should not fail");
         }
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
@@ -337,7 +343,7 @@ fn operations_of_two_engines_may_wait_for_each_other() {
                 }
                 let (next_here, next_there) = (there.clone(), here);
                 let handle = there.op("bounce").submit((), move |()| bounce(next_here, next_there, depth - 1));
-                1 + handle.expect("the engines are open").wait().expect("no operation fails")
+                1 + handle.expect("the engines should be open").wait().expect("no operation should fail")
             }
             let engines = kinds.map(|kind| engine(kind, 1));
             assert_eq!(bounce(engines[0].clone(), engines[1].clone(), 40), 40);
@@ -360,19 +366,19 @@ fn too_many_concurrent_waits_return_an_error() {
                 .op("wait")
                 .push((), move |()| {
                     let result = waiting.wait_for_var(&signal);
-                    sender.send(result).expect("the test receives the result");
+                    sender.send(result).expect("the test should receive the result");
                 })
-                .expect("the engine is open");
+                .expect("the engine should be open");
         }
         drop(sender);
-        let early = receiver.recv_timeout(PATIENCE).expect("one operation gets no spare thread for its wait");
+        let early = receiver.recv_timeout(PATIENCE).expect("one operation should get no spare thread for its wait");
         assert!(matches!(early, Err(WaitError::TooManyWaiting)), "{early:?}");
         gate.open();
         let others: Vec<_> = receiver.iter().collect();
         assert_eq!(others.len(), 1099);
         assert!(others.iter().all(|result| matches!(result, Ok(()) | Err(WaitError::TooManyWaiting))));
         assert!(others.iter().filter(|result| result.is_ok()).count() >= 1000);
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
@@ -400,7 +406,7 @@ fn waiting_for_a_variable_that_the_operation_mutates_would_deadlock() {
             assert_would_deadlock(block_on(inner.wait_to_read_async(&own)));
             assert!(start.elapsed() < Duration::from_secs(5));
         });
-        outer.expect("the engine is open").wait().expect("no operation fails");
+        outer.expect("the engine should be open").wait().expect("no operation should fail");
     });
 }
 
@@ -414,7 +420,7 @@ fn waiting_for_a_variable_that_the_operation_reads_would_deadlock() {
             assert_would_deadlock(inner.wait_for_var(&own));
             assert_would_deadlock(inner.wait_to_read(&own));
         });
-        outer.expect("the engine is open").wait().expect("no operation fails");
+        outer.expect("the engine should be open").wait().expect("no operation should fail");
     });
 }
 
@@ -433,21 +439,21 @@ fn get_of_a_variable_that_the_operation_reads_does_not_hang() {
                 move |_| {
                     if inner.kind() == EngineKind::Naive {
                         // The naive engine runs the reader inside its push, so the reader itself pushes the mutation.
-                        inner.op("mutation").push(own.write(), |value| *value += 1).expect("the engine is open");
+                        inner.op("mutation").push(own.write(), |value| *value += 1).expect("the engine should be open");
                     } else {
                         pushed.pass();
                     }
                     inner.get(&own)
                 }
             })
-            .expect("the engine is open");
+            .expect("the engine should be open");
         if engine.kind() != EngineKind::Naive {
-            engine.op("mutation").push(variable.write(), |value| *value += 1).expect("the engine is open");
+            engine.op("mutation").push(variable.write(), |value| *value += 1).expect("the engine should be open");
             pushed.open();
         }
-        let result = reader.wait().expect("the operation does not fail");
+        let result = reader.wait().expect("the operation should not fail");
         assert!(matches!(result, Ok(5) | Err(WaitError::WouldDeadlock(_))), "{result:?}");
-        assert_eq!(engine.get(&variable).expect("no operation fails"), 6);
+        assert_eq!(engine.get(&variable).expect("no operation should fail"), 6);
     });
 }
 
@@ -462,15 +468,15 @@ fn waiting_for_its_own_handle_would_deadlock_an_operation() {
             .op("own")
             .submit((), move |()| {
                 passed.pass();
-                let own: OpHandle<()> = lock(&inner_slot).take().expect("the handle was stored");
+                let own: OpHandle<()> = lock(&inner_slot).take().expect("the handle should have been stored");
                 *lock(&inner_answer) = Some(own.wait());
                 inner_stored.open();
             })
-            .expect("the engine is open");
+            .expect("the engine should be open");
         *lock(&slot) = Some(handle);
         stored.open();
-        engine.wait_for_all().expect("no operation fails");
-        let answer = lock(&answer).take().expect("the operation has run");
+        engine.wait_for_all().expect("no operation should fail");
+        let answer = lock(&answer).take().expect("the operation should have run");
         assert_would_deadlock(answer);
     });
 }
@@ -491,16 +497,16 @@ fn waiting_for_a_variable_of_an_outer_operation_would_deadlock() {
                         .op("nested")
                         .eager()
                         .push_sync(move |_| {
-                            sender.send(inner.wait_for_var(&own)).expect("the test receives the result");
+                            sender.send(inner.wait_for_var(&own)).expect("the test should receive the result");
                         })
-                        .expect("the engine is open");
+                        .expect("the engine should be open");
                 },
                 [],
                 [&variable],
             )
-            .expect("the engine is open");
-        assert_would_deadlock(receiver.recv_timeout(PATIENCE).expect("the wait ends"));
-        engine.wait_for_all().expect("no operation fails");
+            .expect("the engine should be open");
+        assert_would_deadlock(receiver.recv_timeout(PATIENCE).expect("the wait should end"));
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
@@ -513,8 +519,8 @@ fn waiting_for_all_inside_an_operation_would_deadlock() {
             assert_would_deadlock(inner.wait_for_all_timeout(Duration::MAX));
             assert_would_deadlock(block_on(inner.wait_for_all_async()));
         });
-        outer.expect("the engine is open").wait().expect("no operation fails");
-        engine.wait_for_all().expect("no operation fails");
+        outer.expect("the engine should be open").wait().expect("no operation should fail");
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
@@ -528,12 +534,12 @@ fn an_operation_may_wait_for_all_operations_of_another_engine() {
         let outer = here.op("outer").submit((), move |()| {
             for _ in 0..100 {
                 let count = Arc::clone(&inner_count);
-                inner.op("").push((), move |()| _ = count.fetch_add(1, SeqCst)).expect("the engine is open");
+                inner.op("").push((), move |()| _ = count.fetch_add(1, SeqCst)).expect("the engine should be open");
             }
-            inner.wait_for_all().expect("no operation fails");
+            inner.wait_for_all().expect("no operation should fail");
             inner_count.load(SeqCst)
         });
-        assert_eq!(outer.expect("the engine is open").wait().expect("no operation fails"), 100);
+        assert_eq!(outer.expect("the engine should be open").wait().expect("no operation should fail"), 100);
     });
 }
 
@@ -553,11 +559,11 @@ fn an_operation_that_shuts_down_another_engine_frees_its_worker() {
                 inner_here
                     .op("needed")
                     .submit((), |()| 1)
-                    .expect("the engine is open")
+                    .expect("the engine should be open")
                     .wait()
-                    .expect("no operation fails");
+                    .expect("no operation should fail");
             })
-            .expect("the engine is open");
+            .expect("the engine should be open");
         let (passed, inner_there) = (shutdown_started.clone(), there.clone());
         let shutdown = here
             .op("shut down")
@@ -565,10 +571,10 @@ fn an_operation_that_shuts_down_another_engine_frees_its_worker() {
                 passed.open();
                 inner_there.shutdown(Shutdown::Drain, Some(Duration::from_secs(20)))
             })
-            .expect("the engine is open");
+            .expect("the engine should be open");
         shutdown_started.pass();
         queued.open();
-        assert_eq!(shutdown.wait().expect("no operation fails"), Ok(()));
+        assert_eq!(shutdown.wait().expect("no operation should fail"), Ok(()));
     });
 }
 
@@ -616,23 +622,26 @@ fn workers_whose_operations_wait_are_replaced() {
                 let (engine, signal) = (engine.clone(), signal.clone());
                 (engine.clone(), move |()| engine.wait_for_var(&signal))
             })
-            .map(|(engine, wait)| engine.op("wait").submit((), wait).expect("the engine is open"))
+            .map(|(engine, wait)| engine.op("wait").submit((), wait).expect("the engine should be open"))
             .collect();
         let meet: Vec<_> = (0..2)
             .map(|_| {
                 let meeting = meeting.clone();
-                engine.op("meet").submit((), move |()| meeting.join_within(PATIENCE)).expect("the engine is open")
+                engine
+                    .op("meet")
+                    .submit((), move |()| meeting.join_within(PATIENCE))
+                    .expect("the engine should be open")
             })
             .collect();
         for handle in meet {
             assert!(
-                handle.wait().expect("no operation fails"),
+                handle.wait().expect("no operation should fail"),
                 "no spare thread runs the worker of a waiting operation"
             );
         }
         gate.open();
         for waiter in waiters {
-            waiter.wait().expect("no operation fails").expect("the wait does not fail");
+            waiter.wait().expect("no operation should fail").expect("the wait should not fail");
         }
     });
 }
@@ -655,21 +664,21 @@ fn a_blocked_waker_does_not_delay_ready_operations() {
         let (one, other) = (engine.token(), engine.token());
         let (gate, blocks) = (Gate::new(), Blocks { reached: Gate::new(), released: Gate::new() });
         let (inside, released, reached) = (gate.clone(), blocks.released.clone(), blocks.reached.clone());
-        engine.op("first").writes([&one, &other]).push_sync(move |_| inside.pass()).expect("the engine is open");
+        engine.op("first").writes([&one, &other]).push_sync(move |_| inside.pass()).expect("the engine should be open");
         let mut wait = pin!(engine.wait_for_var_async(&one));
         let waker = Waker::from(Arc::new(blocks));
         assert!(
             wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(),
-            "the first operation holds the variable"
+            "the wait ended while the first operation held the variable"
         );
         // The operation that releases the waker becomes ready together with the wait.
         let next = engine.op("next").writes([&other]).push_sync(move |_| {
             reached.pass();
             released.open();
         });
-        next.expect("the engine is open");
+        next.expect("the engine should be open");
         gate.open();
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
@@ -682,11 +691,11 @@ fn a_pushed_operation_runs_while_its_pusher_blocks() {
         let handle = engine.op("pushes").submit((), move |()| {
             let gate = Gate::new();
             let open = gate.clone();
-            inside.push_sync(move |_| open.open(), [], []).expect("the engine is open");
+            inside.push_sync(move |_| open.open(), [], []).expect("the engine should be open");
             gate.pass_within(SOON)
         });
         assert!(
-            handle.expect("the engine is open").wait().expect("no operation fails"),
+            handle.expect("the engine should be open").wait().expect("no operation should fail"),
             "the pushed operation did not run while its pusher blocked"
         );
     });
@@ -714,7 +723,7 @@ fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
                 guard.defer(move || {
                     let token = engine.token();
                     let op = engine.op("deferred").writes([&token]);
-                    op.push_sync(move |_| _ = ran.fetch_add(1, SeqCst)).expect("the engine is open");
+                    op.push_sync(move |_| _ = ran.fetch_add(1, SeqCst)).expect("the engine should be open");
                     pushed.fetch_add(1, SeqCst);
                     // The wait has a time limit, since it might otherwise run the operation in place.
                     match waits.then(|| engine.wait_for_var_timeout(&token, PATIENCE)) {
@@ -729,7 +738,7 @@ fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
             drop(guard);
             // Workers steal these operations, find nothing once all have run, and park.
             for _ in 0..4 {
-                engine.push_sync(|_| std::hint::spin_loop(), [], []).expect("the engine is open");
+                engine.push_sync(|_| std::hint::spin_loop(), [], []).expect("the engine should be open");
             }
             thread::sleep(Duration::from_micros(100));
             // Each round checks this, because the pushes of a later round would wake a worker that had overlooked an
@@ -741,7 +750,7 @@ fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
             epoch::pin().flush();
             called.load(SeqCst) == deferred.load(SeqCst)
         });
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
@@ -757,23 +766,23 @@ fn functions_deferred_by_other_crates_may_push_while_a_deque_grows() {
             let guard = epoch::pin();
             guard.defer(move || {
                 let pushed = outside.push_sync(move |_| _ = deferred.fetch_add(1, SeqCst), [], []);
-                pushed.expect("the engine is open");
+                pushed.expect("the engine should be open");
             });
             guard.flush();
             drop(guard);
             for _ in 0..PUSHES {
                 let ran = Arc::clone(&ran_inside);
-                inside.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).expect("the engine is open");
+                inside.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).expect("the engine should be open");
             }
         };
-        engine.push_sync(pushes, [], []).expect("the engine is open");
+        engine.push_sync(pushes, [], []).expect("the engine should be open");
         eventually("all pushed operations have run", || ran.load(SeqCst) == PUSHES);
         // Any thread may run the deferred function, but if no other thread does, this thread must.
         eventually("the deferred function has run", || {
             epoch::pin().flush();
             deferred.load(SeqCst) == 1
         });
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
     };
     for kind in THREADED {
         watched_for(AWHILE, move || check(engine(kind, 1)));
@@ -805,14 +814,14 @@ fn the_drop_of_an_error_in_the_operation_of_a_wait_cannot_wait_for_all() {
             opened.pass();
             Err::<(), _>(Waits(inside, sender))
         };
-        engine.push_sync(fails, [], [&variable]).expect("the engine is open");
+        engine.push_sync(fails, [], [&variable]).expect("the engine should be open");
         let waited = engine.wait_for_var_timeout(&variable, Duration::from_millis(1));
         assert!(matches!(waited, Err(WaitError::TimedOut)), "{waited:?}");
-        engine.clear_error(&variable).expect("the engine is open");
+        engine.clear_error(&variable).expect("the engine should be open");
         gate.open();
-        let result = receiver.recv_timeout(SOON).expect("the error is dropped, and its drop returns");
+        let result = receiver.recv_timeout(SOON).expect("the error should be dropped, and its drop should return");
         assert!(matches!(result, Err(WaitError::WouldDeadlock(_))), "{result:?}");
-        engine.wait_for_all().expect("the failure is cleared");
+        engine.wait_for_all().expect("the failure should be cleared");
     });
 }
 
@@ -826,13 +835,13 @@ fn a_handle_in_a_thread_local_of_a_worker_does_not_block_a_shutdown() {
         let own = engine.clone();
         let keep = move |cx: &OpContext<'_>| {
             KEPT.set(Some(own));
-            sender.send(cx.engine()).expect("the test receives the handle");
+            sender.send(cx.engine()).expect("the test should receive the handle");
         };
-        engine.push_sync(keep, [], []).expect("the engine is open");
-        let uncounted = receiver.recv().expect("the operation runs");
-        engine.wait_for_all().expect("no operation fails");
+        engine.push_sync(keep, [], []).expect("the engine should be open");
+        let uncounted = receiver.recv().expect("the operation should run");
+        engine.wait_for_all().expect("no operation should fail");
         drop(engine);
-        uncounted.shutdown(Shutdown::Drain, None).expect("the shutdown ends");
+        uncounted.shutdown(Shutdown::Drain, None).expect("the shutdown should end");
     });
 }
 
@@ -867,12 +876,12 @@ fn in_a_child_deferred_functions_panic_while_an_operation_pushes() {
             drop(guard);
             for _ in 0..PUSHES {
                 let ran = Arc::clone(&ran_inside);
-                inside.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).expect("the engine is open");
+                inside.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).expect("the engine should be open");
             }
         };
-        engine.push_sync(pushes, [], []).expect("the engine is open");
+        engine.push_sync(pushes, [], []).expect("the engine should be open");
         eventually("all pushed operations have run", || ran.load(SeqCst) == PUSHES);
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
     };
     for kind in THREADED {
         watched_for(AWHILE, move || check(engine(kind, 1)));
@@ -910,7 +919,7 @@ fn in_a_child_deferred_functions_panic() {
             epoch::pin().flush();
             for _ in 0..400 {
                 let ran = Arc::clone(&ran);
-                engine.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).expect("the engine is open");
+                engine.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).expect("the engine should be open");
                 pushed += 1;
             }
             // The sleep lets workers park occasionally.
@@ -919,10 +928,10 @@ fn in_a_child_deferred_functions_panic() {
         println!("{} panics", on_workers.load(SeqCst));
         for _ in 0..50 {
             let token = engine.token();
-            engine.op("after").writes([&token]).push_sync(|_| {}).expect("the engine is open");
-            engine.wait_for_var_timeout(&token, Duration::from_secs(10)).expect("a worker runs the operation");
+            engine.op("after").writes([&token]).push_sync(|_| {}).expect("the engine should be open");
+            engine.wait_for_var_timeout(&token, Duration::from_secs(10)).expect("a worker should run the operation");
         }
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
         assert_eq!(ran.load(SeqCst), pushed);
     });
 }
@@ -1013,7 +1022,7 @@ fn a_lost_completion_ends_waits_through_another_engine() {
                 sender.send(()).unwrap();
             };
             own.op("loses").writes([&token]).push_async_any(raddle::cx(), loses).unwrap();
-            receiver.recv_timeout(SOON).expect("the wait ends");
+            receiver.recv_timeout(SOON).expect("the wait should end");
         });
     }
 }
@@ -1117,7 +1126,7 @@ fn the_last_of_the_operations_that_wait_for_each_other_is_refused() {
             let (first, second) = (crossing("first", &a, &b, 0).unwrap(), crossing("second", &b, &a, 30).unwrap());
             let second = second.wait().unwrap();
             assert_eq!(deadlock(second), ("second".into(), "behind".into()));
-            first.wait().unwrap().expect("the older wait returns");
+            first.wait().unwrap().expect("the older wait should return");
             engine.wait_for_all().unwrap();
         }
     });
@@ -1342,7 +1351,7 @@ fn waits_for_earlier_operations_are_never_refused() {
                 let body = move || {
                     thread::sleep(Duration::from_millis(pause));
                     if let Some(earlier) = earlier {
-                        earlier.wait().expect("the operation is queued ahead of the waiter");
+                        earlier.wait().expect("the operation should be queued ahead of the waiter");
                     }
                 };
                 let pushed = if x == y {

@@ -44,7 +44,7 @@ struct Calls<'v> {
 }
 
 fn engine() -> Engine {
-    Engine::builder().workers(2).pin(false).build().expect("the engine is built")
+    Engine::builder().workers(2).pin(false).build().expect("an engine")
 }
 
 #[test]

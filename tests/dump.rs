@@ -211,7 +211,7 @@ fn an_operation_of_a_gpu_is_ending_until_the_gpu_has_completed_it() {
             .op("kernel")
             .on(Device::Gpu(0))
             .try_launch(value.write(), |stream, value| {
-                let mut stream = stream.simulated().expect("the device is simulated");
+                let mut stream = stream.simulated().expect("the device should be simulated");
                 Ok(stream.launch(Duration::from_millis(200), value, |value| value.fill(1))?)
             })
             .unwrap();

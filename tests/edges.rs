@@ -63,9 +63,13 @@ fn read(file: &str) -> String {
 /// Returns the files in `src`, except those that contain only tests.
 fn sources() -> Vec<String> {
     fn visit(root: &Path, folder: &Path, found: &mut Vec<String>) {
-        for entry in fs::read_dir(folder).expect("the folder can be read").flatten() {
+        for entry in fs::read_dir(folder).expect("the folder should be readable").flatten() {
             let path = entry.path();
-            let name = path.strip_prefix(root).expect("files are below the root").to_str().expect("names are UTF-8");
+            let name = path
+                .strip_prefix(root)
+                .expect("files should be below the root")
+                .to_str()
+                .expect("names should be UTF-8");
             if path.is_dir() && !name.ends_with("/tests") {
                 visit(root, &path, found);
             } else if name.ends_with(".rs") && !name.ends_with("tests.rs") {
@@ -101,7 +105,7 @@ fn planted() -> (BTreeSet<Place>, Vec<String>) {
             at = Some((file.clone(), find(text, after)));
             after = 0;
         } else if line.starts_with("   ") && line.contains(" => ") {
-            places.insert(at.clone().expect("a place comes first"));
+            places.insert(at.clone().expect("a place should come first"));
         } else if let Some(name) = line.strip_prefix("in ") {
             (file, after) = (name.to_owned(), 0);
             lines = read(name).lines().map(|line| line.trim().to_owned()).collect();

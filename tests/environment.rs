@@ -28,7 +28,7 @@ fn in_a_child_the_engine_is_as_expected() {
     if !is_child() {
         return;
     }
-    let expected = std::env::var(EXPECT).expect("the parent sets the variable");
+    let expected = std::env::var(EXPECT).expect("the parent should set the variable");
     match Engine::builder().build() {
         Ok(engine) => {
             assert_eq!(engine.kind().to_string(), expected);
@@ -51,7 +51,10 @@ fn in_a_child_the_engine_is_as_expected() {
     }
     // A kind set by the program is never overridden, not even by an invalid value.
     for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
-        assert_eq!(Engine::builder().kind(kind).workers(1).build().expect("the kind is set").kind(), kind);
+        assert_eq!(
+            Engine::builder().kind(kind).workers(1).build().expect("the kind that is set should be used").kind(),
+            kind
+        );
     }
 }
 
@@ -91,12 +94,12 @@ fn an_unknown_engine_is_an_error() {
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_value_that_is_not_unicode_is_an_error() {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt, process::Command};
-    let output = Command::new(std::env::current_exe().expect("the test binary has a path"))
+    let output = Command::new(std::env::current_exe().expect("the test binary should have a path"))
         .args(["--exact", "in_a_child_a_value_that_is_not_unicode_is_an_error", "--ignored", "--nocapture"])
         .env("RADDLE_TEST_CHILD", "1")
         .env("RADDLE_ENGINE", OsStr::from_bytes(b"Na\xffive"))
         .output()
-        .expect("the test binary starts");
+        .expect("the test binary should start");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
 }
@@ -125,7 +128,7 @@ fn in_a_child_the_program_ends_with_a_busy_engine() {
     if !is_child() {
         return;
     }
-    let engine = Engine::global().expect("the engine is built");
+    let engine = Engine::global().expect("an engine");
     for _ in 0..1000 {
         engine.op("").push((), |()| thread::sleep(std::time::Duration::from_millis(50))).unwrap();
     }

@@ -57,7 +57,7 @@ impl Chains {
             let vars = [(); 3].map(|()| engine.token());
             let (first, chains) = (vars[0].clone(), Arc::clone(&chains));
             let begin = move |ctx: &OpContext<'_>| chains.run_operation(ctx, vars, 0);
-            engine.op("first").priority(priority).writes([&first]).push_sync(begin).expect("the engine is open");
+            engine.op("first").priority(priority).writes([&first]).push_sync(begin).expect("the engine should be open");
         }
         let before = chains.count();
         eventually("the chains run", || chains.count() > before + 10 * ROUND);
@@ -66,7 +66,7 @@ impl Chains {
 
     fn stop(&self) {
         self.over.store(true, SeqCst);
-        self.engine.wait_for_all().expect("no operation fails");
+        self.engine.wait_for_all().expect("no operation should fail");
     }
 
     fn count(&self) -> usize {
@@ -78,7 +78,7 @@ impl Chains {
     }
 
     fn note_start(&self, ctx: &OpContext<'_>) {
-        self.started[ctx.worker().expect("a worker runs the operation")].fetch_add(1, SeqCst);
+        self.started[ctx.worker().expect("a worker should run the operation")].fetch_add(1, SeqCst);
     }
 
     /// The function of operation `number` of a chain.
@@ -98,11 +98,11 @@ impl Chains {
                 let leaf = move |ctx: &OpContext<'_>| chains.note_start(ctx);
                 let of = |number: usize| &vars[1 + number % 2];
                 let op_leaf = self.engine.op("leaf").priority(self.priority).writes([of(number)]);
-                op_leaf.push_sync(leaf).expect("the engine is open");
+                op_leaf.push_sync(leaf).expect("the engine should be open");
                 op.writes([&vars[0], of(number + 1)]).push_sync(next)
             }
         };
-        pushed.expect("the engine is open");
+        pushed.expect("the engine should be open");
     }
 
     /// Pushes an operation from outside, with at most `others` operations ahead of it in the injector, and asserts that
@@ -115,13 +115,13 @@ impl Chains {
         let (ran, chains) = (Arc::new(Mutex::new(None)), Arc::clone(self));
         let noted = Arc::clone(&ran);
         let outside = move |ctx: &OpContext<'_>| {
-            let worker = ctx.worker().expect("a worker runs the operation");
+            let worker = ctx.worker().expect("a worker should run the operation");
             *lock(&noted) = Some((worker, chains.started[worker].load(SeqCst)));
         };
-        engine.op("outside").priority(self.priority).push_sync(outside).expect("the engine is open");
+        engine.op("outside").priority(self.priority).push_sync(outside).expect("the engine should be open");
         let before = self.snapshot();
         eventually("the operation pushed from outside runs", || lock(&ran).is_some());
-        let (worker, count) = lock(&ran).take().expect("the operation has run");
+        let (worker, count) = lock(&ran).take().expect("the operation should have run");
         let started_before = count.saturating_sub(before[worker]);
         let bound = (others + 1) * ROUND;
         // With more threads than cores, the operating system may preempt a worker for a long time.
@@ -175,7 +175,7 @@ fn an_operation_pushed_from_outside_starts_after_a_bounded_wait_behind_others() 
         on_kinds(&THREADED, workers, move |engine| {
             let chains = Chains::start(&engine, Kind::Successor, 0, workers);
             for _ in 0..5 {
-                (0..OTHERS).for_each(|_| engine.op("other").push_sync(|_| ()).expect("the engine is open"));
+                (0..OTHERS).for_each(|_| engine.op("other").push_sync(|_| ()).expect("the engine should be open"));
                 chains.assert_one_from_outside_starts(&engine, OTHERS);
             }
             chains.stop();
@@ -200,12 +200,12 @@ fn an_operation_in_a_deque_starts_while_the_injector_is_never_empty() {
                     noted.store(counts.count() - before, SeqCst);
                     opened.open();
                 };
-                engine.op("in the deque").push_sync(in_deque).expect("the engine is open");
+                engine.op("in the deque").push_sync(in_deque).expect("the engine should be open");
             };
-            engine.op("pushes").push_sync(pushes).expect("the engine is open");
+            engine.op("pushes").push_sync(pushes).expect("the engine should be open");
             for _ in 0..2000 {
                 let chains = Arc::clone(&chains);
-                engine.op("outside").push_sync(move |ctx| chains.note_start(ctx)).expect("the engine is open");
+                engine.op("outside").push_sync(move |ctx| chains.note_start(ctx)).expect("the engine should be open");
             }
             outside.open();
             inside.pass();
@@ -230,16 +230,16 @@ fn an_operation_pushed_by_a_blocked_one_starts_on_another_worker() {
                 let (here, before, there) = (ctx.worker(), counts.snapshot(), Gate::new());
                 let (engine, opened) = (counts.engine.clone(), there.clone());
                 let pushed = move |ctx: &OpContext<'_>| {
-                    let worker = ctx.worker().expect("a worker runs the operation");
+                    let worker = ctx.worker().expect("a worker should run the operation");
                     *lock(&noted) = Some((here, worker, counts.started[worker].load(SeqCst) - before[worker]));
                     opened.open();
                 };
-                engine.op("pushed").push_sync(pushed).expect("the engine is open");
+                engine.op("pushed").push_sync(pushed).expect("the engine should be open");
                 there.pass();
             };
-            engine.op("blocks").push_sync(blocks).expect("the engine is open");
+            engine.op("blocks").push_sync(blocks).expect("the engine should be open");
             eventually("the pushed operation runs", || lock(&ran).is_some());
-            let (here, worker, started_before) = lock(&ran).take().expect("the operation has run");
+            let (here, worker, started_before) = lock(&ran).take().expect("the operation should have run");
             assert_ne!(here, Some(worker));
             // In the deque, operations of the chains may be ahead of the pushed one.
             let bound = (2 * workers + 1) * (workers - 1) * ROUNDS_PER_VISIT * ROUND;

@@ -101,7 +101,7 @@ const BEHIND: u8 = 3;
 impl World {
     fn new(idle: IdlePolicy) -> Arc<Self> {
         let engine = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).idle(idle).build();
-        let engine = engine.expect("the engine is built");
+        let engine = engine.expect("an engine");
         let tokens = (0..TOKENS).map(|_| engine.token()).collect();
         Arc::new(Self { engine, tokens, made: Mutex::default(), journal: Journal::new() })
     }
@@ -136,7 +136,7 @@ impl World {
             f(&engine);
             journal.add((number, false));
         });
-        pushed.expect("the engine is open")
+        pushed.expect("the engine should be open")
     }
 
     /// Pushes an operation on the first three variables. It completes when the returned gate is opened, and needs no
@@ -152,7 +152,7 @@ impl World {
                 done.complete();
             });
         });
-        pushed.expect("the engine is open");
+        pushed.expect("the engine should be open");
         started.pass();
         gate
     }
@@ -161,7 +161,7 @@ impl World {
     /// ran without overlap and, where push order is known, in push order.
     #[track_caller]
     fn end(self: &Arc<Self>) {
-        self.engine.wait_for_all_timeout(PATIENCE).expect("everything ends, and nothing fails");
+        self.engine.wait_for_all_timeout(PATIENCE).expect("everything should end, and nothing should fail");
         let (made, journal) = (lock(&self.made).clone(), self.journal.take());
         let when = |number, began| {
             let mut times =
@@ -256,7 +256,7 @@ impl Stopped {
                 if armed.is_reached() {
                     return handle;
                 }
-                ends(&mut handle, "an operation runs after its push");
+                ends(&mut handle, "an operation should run after its push");
             }
         });
         Self { stop, thread }
@@ -271,7 +271,7 @@ impl Stopped {
     fn release(self) {
         self.stop.release();
         let mut handle = self.thread.join().expect("the push panicked");
-        ends(&mut handle, "the operation runs after the release");
+        ends(&mut handle, "the operation should run after the release");
     }
 }
 
@@ -289,7 +289,7 @@ fn run_apart(world: &Arc<World>, phase: u8) {
     let world = Arc::clone(world);
     let pusher = thread::spawn(move || {
         for _ in 0..4 {
-            ends(&mut world.push(phase, 2, writes(APART), |_| {}), "an operation on other variables runs");
+            ends(&mut world.push(phase, 2, writes(APART), |_| {}), "an operation on other variables should run");
         }
     });
     pusher.join().expect("an operation on other variables was delayed");
@@ -349,7 +349,7 @@ fn one_push_is_stopped(point: Point, nth: usize, earlier: Earlier, fate: Fate, s
 
     if earlier == Earlier::First {
         gates.0[0].open();
-        before.iter_mut().for_each(|handle| ends(handle, "an earlier operation ends"));
+        before.iter_mut().for_each(|handle| ends(handle, "an earlier operation should end"));
     }
     run_apart(&world, BESIDE);
     let pusher = thread::spawn({
@@ -366,11 +366,11 @@ fn one_push_is_stopped(point: Point, nth: usize, earlier: Earlier, fate: Fate, s
     let mut pushed = pusher.join().expect("a push panicked");
     if earlier == Earlier::Last {
         gates.0[0].open();
-        before.iter_mut().for_each(|handle| ends(handle, "an earlier operation ends"));
+        before.iter_mut().for_each(|handle| ends(handle, "an earlier operation should end"));
     }
     for (number, (after, handle)) in pushed.iter_mut().enumerate() {
         if !*after || fate == Fate::Free {
-            ends(handle, &format!("operation {number} does not depend on the stopped one"));
+            ends(handle, &format!("operation {number} should not depend on the stopped one"));
         }
     }
     for (after, handle) in &pushed {
@@ -434,7 +434,10 @@ fn a_thread_stopped_while_helping_delays_only_dependent_operations() {
                     let second = Stopped::push(&world, BEHIND, full_shape(random), point, nth);
                     let stopped = second.wait_until_stopped();
                     run_apart(&world, BESIDE);
-                    ends(&mut world.push(BESIDE, 1, writes(OTHER), |_| {}), "an operation on another variable runs");
+                    ends(
+                        &mut world.push(BESIDE, 1, writes(OTHER), |_| {}),
+                        "an operation on another variable should run",
+                    );
                     let pushed = thread::spawn({
                         let (world, shapes) = (Arc::clone(&world), [(); 6].map(|()| full_shape(random)));
                         move || shapes.map(|shape| world.push(BEHIND, 1, shape, |_| {}))
@@ -454,9 +457,9 @@ fn a_thread_stopped_while_helping_delays_only_dependent_operations() {
                         second.release();
                     }
                     world.end();
-                    sender.send(stopped).expect("the test waits");
+                    sender.send(stopped).expect("the test should wait");
                 });
-                if receiver.recv().expect("the case is over") {
+                if receiver.recv().expect("the case should end") {
                     reached.insert(point);
                 }
             }
@@ -484,7 +487,7 @@ fn threads_that_push_concurrently_help_each_other() {
                         for _ in 0..ROUND {
                             let mutated = full_shape(random).map(|mode| mode.map(|_| true));
                             let description = world.engine.op("").writes(world.names(&mutated, true));
-                            description.push_sync(|_| {}).expect("the engine is open");
+                            description.push_sync(|_| {}).expect("the engine should be open");
                         }
                         passings(Point::HelpEnds) - before
                     })
@@ -492,7 +495,7 @@ fn threads_that_push_concurrently_help_each_other() {
                 .collect();
             helped += threads.into_iter().map(|thread| thread.join().expect("a push panicked")).sum::<u64>();
             pushed += ROUND * PUSHERS as u64;
-            world.engine.wait_for_all().expect("nothing fails");
+            world.engine.wait_for_all().expect("nothing should fail");
             for token in &world.tokens[..VARIABLES] {
                 assert_eq!(token.version(), pushed, "a mutation is lost");
             }
@@ -523,7 +526,7 @@ fn run_beside(world: &Arc<World>, mut oracle: Oracle, random: &mut Random) -> Ve
         if after {
             behind.push(handle);
         } else {
-            ends(&mut handle, &format!("operation {number} does not depend on the one whose worker is stopped"));
+            ends(&mut handle, &format!("operation {number} should not depend on the one whose worker is stopped"));
         }
     }
     behind
@@ -570,19 +573,19 @@ fn one_completion_is_stopped(point: Point, nth: usize, half_pushed: bool, seed: 
     }
     drop(gates);
     let stopped = wait_until_stopped(&stop, || handle.is_done());
-    let mut by_it = lock(&by_it).take().expect("the operation has run");
-    ends(&mut by_it, "another worker takes the pushed operation");
+    let mut by_it = lock(&by_it).take().expect("the operation should have run");
+    ends(&mut by_it, "another worker should take the pushed operation");
     run_apart(&world, BESIDE);
     if stopped {
         behind.extend(run_beside(&world, oracle, random));
         run_apart(&world, BESIDE);
     }
     stop.release();
-    ends(&mut handle, "the operation ends after the release");
+    ends(&mut handle, "the operation should end after the release");
     if let Some(stopped) = half {
         stopped.release();
     }
-    behind.iter_mut().for_each(|handle| ends(handle, "dependent operations end after the release"));
+    behind.iter_mut().for_each(|handle| ends(handle, "dependent operations should end after the release"));
     world.end();
     stopped
 }
@@ -599,9 +602,9 @@ fn a_worker_stopped_in_a_completion_delays_only_dependent_operations() {
                 watched(move || {
                     println!("{point:?}, passing {nth}, a half-done push behind: {half_pushed}, seed {seed}");
                     let stopped = one_completion_is_stopped(point, nth, half_pushed, seed);
-                    sender.send(stopped).expect("the test waits");
+                    sender.send(stopped).expect("the test should wait");
                 });
-                if receiver.recv().expect("the case is over") {
+                if receiver.recv().expect("the case should end") {
                     reached.insert(point);
                 }
             }
@@ -648,7 +651,7 @@ fn a_thread_stopped_while_counting_in_delays_only_waits_for_all() {
             assert!(stopped.wait_until_stopped(), "the point was not reached");
             run_apart(&world, BESIDE);
             if point == Point::PendingBeforeEnter {
-                world.engine.wait_for_all_timeout(PATIENCE).expect("nothing is pending");
+                world.engine.wait_for_all_timeout(PATIENCE).expect("nothing should be pending");
             } else {
                 assert_times_out(&world.engine);
             }
@@ -669,16 +672,16 @@ fn arm_on_worker(world: &Arc<World>, point: Point, with_handle: bool) -> (Stop, 
         inside.arm(1);
     };
     if with_handle {
-        drop(world.engine.op("arm").submit((), move |()| arm()).expect("the engine is open"));
+        drop(world.engine.op("arm").submit((), move |()| arm()).expect("the engine should be open"));
     } else {
-        world.engine.op("arm").push((), move |()| arm()).expect("the engine is open");
+        world.engine.op("arm").push((), move |()| arm()).expect("the engine should be open");
     }
     let meet = meeting.clone();
     let occupy = move |()| {
         meet.join();
         pass.pass();
     };
-    world.engine.op("occupy").push((), occupy).expect("the engine is open");
+    world.engine.op("occupy").push((), occupy).expect("the engine should be open");
     meeting.join();
     (stop, gate)
 }
@@ -702,22 +705,25 @@ fn a_worker_stopped_while_counting_out_delays_only_waits_for_all() {
                 gate.pass();
                 armed.arm(1);
             };
-            world.engine.op("leaves").push((), begins).expect("the engine is open");
+            world.engine.op("leaves").push((), begins).expect("the engine should be open");
             let mut wait = closes_first.then(|| Box::pin(world.engine.wait_for_all_async()));
             drop(gates);
             assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
             run_apart(&world, BESIDE);
-            ends(&mut world.push(BESIDE, 1, writes(0), |_| {}), "an operation runs");
+            ends(&mut world.push(BESIDE, 1, writes(0), |_| {}), "an operation should run");
             if delays {
                 assert_times_out(&world.engine);
-                assert!(wait.as_mut().is_none_or(|wait| poll_once(wait).is_pending()), "an operation is pending");
+                assert!(
+                    wait.as_mut().is_none_or(|wait| poll_once(wait).is_pending()),
+                    "the wait ended although an operation was pending"
+                );
             } else {
-                world.engine.wait_for_all_timeout(PATIENCE).expect("nothing is pending");
+                world.engine.wait_for_all_timeout(PATIENCE).expect("nothing should be pending");
             }
             run_apart(&world, BESIDE);
             stop.release();
             if let Some(wait) = wait {
-                block_on(wait).expect("nothing fails");
+                block_on(wait).expect("nothing should fail");
             }
             world.end();
         });
@@ -728,12 +734,11 @@ fn a_worker_stopped_while_counting_out_delays_only_waits_for_all() {
 #[test]
 fn a_thread_stopped_with_a_completed_wait_delays_no_other_wait() {
     watched(|| {
-        let engine =
-            Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).build().expect("the engine is built");
+        let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).build().expect("an engine");
         let (token, (sender, receiver)) = (engine.token(), mpsc::channel::<Completion>());
-        let begin = move |_: &OpContext<'_>, done| sender.send(done).expect("the test keeps the receiver");
-        engine.op("held").writes([&token]).push_async_any(raddle::cx(), begin).expect("the engine is open");
-        let done = receiver.recv().expect("the operation starts");
+        let begin = move |_: &OpContext<'_>, done| sender.send(done).expect("the test should keep the receiver");
+        engine.op("held").writes([&token]).push_async_any(raddle::cx(), begin).expect("the engine should be open");
+        let done = receiver.recv().expect("the operation should start");
         drop(engine.wait_to_read_async(&token));
         let stop = Stop::new(Point::Completed);
         let armed = stop.clone();
@@ -744,7 +749,7 @@ fn a_thread_stopped_with_a_completed_wait_delays_no_other_wait() {
         assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
         let waited = engine.wait_to_read_timeout(&token, SOON);
         stop.release();
-        thread.join().expect("nothing panics");
+        thread.join().expect("nothing should panic");
         assert!(matches!(waited, Err(WaitError::Failed(_))), "{waited:?}");
     });
 }
@@ -759,25 +764,25 @@ fn a_thread_stopped_before_a_wake_up_does_not_hide_the_worker() {
             .pin(false)
             .idle(IdlePolicy::Park)
             .build()
-            .expect("the engine is built");
+            .expect("an engine");
         let (stop, pusher) = (Stop::new(Point::WakeBeforeUnpark), engine.clone());
         let armed = stop.clone();
         let thread = thread::spawn(move || {
             armed.arm(1);
             // The loop ends once a push has found the worker asleep.
             while !armed.is_reached() {
-                let mut handle = pusher.op("wakes").submit((), |()| ()).expect("the engine is open");
+                let mut handle = pusher.op("wakes").submit((), |()| ()).expect("the engine should be open");
                 if !armed.is_reached() {
-                    ends(&mut handle, "an operation runs after its push");
+                    ends(&mut handle, "an operation should run after its push");
                 }
             }
         });
         assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
-        let woken = engine.op("next").submit((), |()| ()).expect("the engine is open").wait_timeout(SOON);
+        let woken = engine.op("next").submit((), |()| ()).expect("the engine should be open").wait_timeout(SOON);
         stop.release();
         assert!(woken.is_ok(), "the worker sleeps although an operation is queued");
-        thread.join().expect("nothing panics");
-        engine.wait_for_all().expect("nothing fails");
+        thread.join().expect("nothing should panic");
+        engine.wait_for_all().expect("nothing should fail");
     });
 }
 
@@ -800,17 +805,17 @@ fn a_worker_stopped_while_parking_or_waking_withholds_nothing() {
                     // The worker must be woken first, and may run the operation for which it was woken before it parks
                     // again and stops.
                     eventually("the worker was woken", || {
-                        pushed.push(world.engine.op("wake").submit((), |()| ()).expect("the engine is open"));
+                        pushed.push(world.engine.op("wake").submit((), |()| ()).expect("the engine should be open"));
                         stop.is_reached()
                     });
                 }
                 assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
                 pushed.extend((0..8).map(|_| world.push(BESIDE, 1, any_shape(random), |_| {})));
                 drop(gates);
-                pushed.iter_mut().for_each(|handle| ends(handle, "the awake worker runs all operations"));
+                pushed.iter_mut().for_each(|handle| ends(handle, "the awake worker should run all operations"));
                 let mut late = world.push(BEHIND, 1, any_shape(random), |_| {});
                 stop.release();
-                ends(&mut late, "nothing is lost");
+                ends(&mut late, "nothing should be lost");
                 world.end();
             });
         }
@@ -839,16 +844,16 @@ fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {
                     *lock(&filled) = (0..LOOT).map(push).collect();
                     gate.pass();
                 };
-                world.engine.op("fill").push((), fill).expect("the engine is open");
+                world.engine.op("fill").push((), fill).expect("the engine should be open");
                 let (armed, meet) = (stop.clone(), meeting.clone());
                 let arm = move |()| {
                     meet.join();
                     armed.arm(1);
                 };
                 if with_handle {
-                    drop(world.engine.op("arm").submit((), arm).expect("the engine is open"));
+                    drop(world.engine.op("arm").submit((), arm).expect("the engine should be open"));
                 } else {
-                    world.engine.op("arm").push((), arm).expect("the engine is open");
+                    world.engine.op("arm").push((), arm).expect("the engine should be open");
                 }
                 assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
                 let mut outside: Vec<_> = (0..8).map(|_| world.push(BESIDE, 2, writes(APART), |_| {})).collect();
@@ -857,14 +862,16 @@ fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {
                     let handles = lock(&handles);
                     handles.len() == LOOT && handles.iter().filter(|handle| !handle.is_done()).count() <= 1
                 });
-                outside.iter_mut().for_each(|handle| ends(handle, "the awake worker runs operations from outside"));
+                outside
+                    .iter_mut()
+                    .for_each(|handle| ends(handle, "the awake worker should run operations from outside"));
                 // The other worker may be asleep now: notifiers rely on the stopped worker, which still counts as
                 // searching.
                 let mut late = world.push(BEHIND, 2, writes(APART), |_| {});
                 stop.release();
-                ends(&mut late, "nothing is lost");
+                ends(&mut late, "nothing should be lost");
                 let mut handles = std::mem::take(&mut *lock(&handles));
-                handles.iter_mut().for_each(|handle| ends(handle, "nothing is lost"));
+                handles.iter_mut().for_each(|handle| ends(handle, "nothing should be lost"));
                 world.end();
             });
         }

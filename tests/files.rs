@@ -73,7 +73,7 @@ fn files_for_external_readers() {
                 .op(name.to_owned())
                 .on(Device::Gpu(0))
                 .try_launch(value.write(), |stream, value| {
-                    let mut stream = stream.simulated().expect("the device is simulated");
+                    let mut stream = stream.simulated().expect("the device should be simulated");
                     Ok(stream.launch(Duration::from_millis(1), value, |value| value.fill(1))?)
                 })
                 .unwrap();

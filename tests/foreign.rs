@@ -295,7 +295,7 @@ fn program_code_may_drop_the_last_handle_of_the_engine() {
 fn observer(engine: &Engine) -> Engine {
     let (sender, receiver) = mpsc::channel();
     engine.push_sync(move |cx| sender.send(cx.engine()).unwrap(), [], []).unwrap();
-    receiver.recv_timeout(PATIENCE).expect("the operation runs")
+    receiver.recv_timeout(PATIENCE).expect("the operation should run")
 }
 
 // --------------------------------------------------------------------------------------------- before the release ----
@@ -341,7 +341,7 @@ fn deletions_may_push_and_panic_but_not_wait() {
                     std::panic::resume_unwind(Box::new("foreign"));
                 }),
             );
-            for refused in receiver.recv_timeout(PATIENCE).expect("the deletion runs") {
+            for refused in receiver.recv_timeout(PATIENCE).expect("the deletion should run") {
                 assert!(matches!(refused, Err(WaitError::InDeletion)), "{name}: {refused:?}");
             }
             ran.pass();
@@ -367,7 +367,7 @@ fn operations_pushed_by_a_deletion_may_wait() {
                 pushed.unwrap();
             };
             deletes(&engine, Foreign::new(pushes));
-            for waited in receiver.recv_timeout(PATIENCE).expect("the pushed operation runs") {
+            for waited in receiver.recv_timeout(PATIENCE).expect("the pushed operation should run") {
                 waited.unwrap_or_else(|error| panic!("{name}: {error}"));
             }
         });
@@ -399,7 +399,7 @@ fn program_code_run_after_a_shutdown_may_not_push() {
             let (sender, receiver) = mpsc::channel();
             let inside = engine.clone();
             way(&engine, Foreign::new(move || sender.send(inside.push_sync(|_| (), [], [])).unwrap()));
-            let pushed = receiver.recv_timeout(PATIENCE).expect("the program code runs");
+            let pushed = receiver.recv_timeout(PATIENCE).expect("the program code should run");
             assert!(matches!(pushed, Err(PushError::ShutDown)), "{name}: {pushed:?}");
             engine.shutdown(Shutdown::Drain, None).unwrap();
         });
@@ -422,11 +422,11 @@ fn device_functions_and_kernels_may_not_wait() {
         let launch = move |stream: &mut raddle::GpuStream, memory: &mut _| {
             from_function.send(waits_in_function(&inside)).unwrap();
             let kernel = move |_: &mut [u32]| sender.send(waits(&inside)).unwrap();
-            stream.simulated().expect("the device is simulated").launch(Duration::ZERO, memory, kernel)
+            stream.simulated().expect("the device should be simulated").launch(Duration::ZERO, memory, kernel)
         };
         engine.op("launch").on(gpu).launch_any(memory.write(), launch).unwrap();
         for place in ["the function", "the kernel"] {
-            for refused in receiver.recv_timeout(PATIENCE).expect("the device function and the kernel run") {
+            for refused in receiver.recv_timeout(PATIENCE).expect("the device function and the kernel should run") {
                 assert!(matches!(refused, Err(WaitError::OnDevice)), "{place}: {refused:?}");
             }
         }
@@ -454,7 +454,7 @@ fn a_completion_on_the_device_of_another_engine_wakes_the_waiters() {
             .writes([&token])
             .push_async_any(raddle::cx(), move |_, done| sender.send(done).unwrap())
             .unwrap();
-        let done = receiver.recv_timeout(PATIENCE).expect("the operation starts");
+        let done = receiver.recv_timeout(PATIENCE).expect("the operation should start");
         let woken = [Gate::new(), Gate::new()];
         let opens = woken.clone().map(|gate| Foreign::new(move || gate.open()));
         let [of_variable, of_all] = opens;
@@ -519,7 +519,7 @@ fn completion_of(engine: &Engine, var: &Var<i32>) -> raddle::Completion {
     let (sender, receiver) = mpsc::channel();
     let held = engine.op("held").writes([var]);
     held.push_async_any(raddle::cx(), move |_, done| sender.send(done).unwrap()).unwrap();
-    receiver.recv_timeout(PATIENCE).expect("the operation starts")
+    receiver.recv_timeout(PATIENCE).expect("the operation should start")
 }
 
 /// On a threaded engine, another thread takes over the waiting thread's remaining wakers.
@@ -537,7 +537,7 @@ fn a_waker_that_waits_does_not_keep_other_wakers_from_running() {
         let completes = move || done.complete();
         let _next = poll_with_waker(Box::pin(engine.wait_for_var_async(&var)), Foreign::new(completes));
         gate.open();
-        has_waited.recv_timeout(PATIENCE).expect("both wakers run").unwrap();
+        has_waited.recv_timeout(PATIENCE).expect("both wakers should run").unwrap();
     });
 }
 
@@ -563,10 +563,10 @@ fn a_waker_that_waits_may_hold_a_lock_that_another_waker_takes() {
         };
         let _next = poll_with_waker(Box::pin(engine.wait_for_var_async(&var)), Foreign::new(locks));
         gate.open();
-        has_begun.recv_timeout(PATIENCE).expect("the other waker runs");
+        has_begun.recv_timeout(PATIENCE).expect("the other waker should run");
         thread::sleep(MOMENT);
         done.complete();
-        has_waited.recv_timeout(PATIENCE).expect("the first waker continues").unwrap();
+        has_waited.recv_timeout(PATIENCE).expect("the first waker should continue").unwrap();
     });
 }
 
@@ -578,12 +578,13 @@ fn with_a_kernel_pending() -> (Engine, SimulatedGpu, OpHandle<()>) {
     let memory = engine.device_var::<u32>(raddle::Device::Gpu(0), 1).unwrap();
     let (issued, is_issued) = mpsc::channel();
     let launch = move |stream: &mut raddle::GpuStream, memory: &mut _| {
-        let launched = stream.simulated().expect("the device is simulated").launch(MOMENT, memory, |_: &mut [u32]| ());
+        let launched =
+            stream.simulated().expect("the device should be simulated").launch(MOMENT, memory, |_: &mut [u32]| ());
         issued.send(()).unwrap();
         launched
     };
     let kernel = engine.op("kernel").on(raddle::Device::Gpu(0)).submit_launch_any(memory.write(), launch).unwrap();
-    is_issued.recv_timeout(PATIENCE).expect("the kernel is issued");
+    is_issued.recv_timeout(PATIENCE).expect("the kernel should be issued");
     (engine, gpu, kernel)
 }
 
@@ -629,7 +630,7 @@ fn a_waker_triggered_by_a_device_may_wait_during_a_shutdown() {
         let end = thread::spawn(move || ends.shutdown(Shutdown::Drain, None));
         eventually("the engine refuses pushes", || engine.push_sync(|_| (), [], []).is_err());
         gpu.advance(PATIENCE);
-        has_waited.recv_timeout(PATIENCE).expect("the waker runs").expect("the waker may wait");
+        has_waited.recv_timeout(PATIENCE).expect("the waker should run").expect("the waker should be allowed to wait");
         end.join().unwrap().unwrap();
     });
 }

@@ -220,7 +220,7 @@ fn at_each_allocation(call: impl Fn(&dyn Fn()) + Sync, mut then: impl FnMut(usiz
             return number;
         }
     }
-    unreachable!("a call makes a finite number of allocations")
+    unreachable!("a call should make a finite number of allocations")
 }
 
 // -------------------------------------------------------------------------------------------------------- fixture ----
@@ -249,7 +249,7 @@ struct Fixture {
 
 fn engine(kind: EngineKind) -> Engine {
     let gpu = SimulatedGpu::default();
-    Engine::builder().kind(kind).workers(1).pin(false).gpu(gpu).build().expect("the engine is built")
+    Engine::builder().kind(kind).workers(1).pin(false).gpu(gpu).build().expect("an engine")
 }
 
 /// Starts an operation that mutates `token`, and returns its completion.
@@ -260,10 +260,10 @@ fn hold(engine: &Engine, token: &Token) -> Completion {
         .op("hold")
         .writes([token])
         .push_async_any(raddle::cx(), move |_, done| _ = lock(&inside).replace(done))
-        .expect("the engine is open");
+        .expect("the engine should be open");
     eventually("the operation has started", || lock(&slot).is_some());
     let completion = lock(&slot).take();
-    completion.expect("the completion is stored")
+    completion.expect("the completion should be stored")
 }
 
 impl Fixture {
@@ -402,7 +402,7 @@ impl Fixture {
 
 #[track_caller]
 fn assert_push_refused<T>(result: Result<T, PushError>) {
-    let error = result.err().expect("the push is refused");
+    let error = result.err().expect("the push should be refused");
     assert_eq!(error, PushError::Forked);
     assert!(error.to_string().contains("forked"));
 }
@@ -633,7 +633,7 @@ tests! {
         for kind in KINDS {
             let recorder = Recorder::new();
             let builder = Engine::builder().kind(kind).workers(1).pin(false).recorder(&recorder);
-            let engine = builder.build().expect("the engine is built");
+            let engine = builder.build().expect("an engine");
             let token = engine.token();
             let completion = hold(&engine, &token);
             // Each of these calls makes its first allocation under one of the locks.
@@ -658,7 +658,7 @@ tests! {
                     });
                     RESUME.store(true, SeqCst);
                     assert!(is_held, "{kind}: no lock is held in {name}");
-                    assert!(stats.join().expect("the thread does not panic").pending > 0);
+                    assert!(stats.join().expect("the thread should not panic").pending > 0);
                 });
                 reset_pause();
             }

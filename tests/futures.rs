@@ -86,7 +86,7 @@ fn guards_have_the_shape_of_their_accesses() {
         *array_guards[1] += 1;
         inner.op("").push(a.read(), |_| {}).unwrap();
         let slice: &[_] = &[a.read()];
-        assert_eq!(*block_on(engine.acquire(slice)).unwrap()[0], 1, "readers do not wait for each other");
+        assert_eq!(*block_on(engine.acquire(slice)).unwrap()[0], 1, "the other reader found another value");
         assert_eq!((format!("{a_guard:?}"), format!("{b_guard:?}")), ("1".to_owned(), "\"b!\"".to_owned()));
         drop((a_guard, b_guard, reads, array_guards));
         assert_eq!((engine.get(&b).unwrap(), engine.get(&array[1]).unwrap()), ("b!".to_owned(), 9));
@@ -930,7 +930,7 @@ fn get_async_takes_its_place_when_it_is_called() {
         for (executor, run) in EXECUTORS {
             println!("in {executor}");
             let value = engine.var(1);
-            assert_eq!(run(Box::pin(async_get(&engine, &value))), 1, "nothing is pending");
+            assert_eq!(run(Box::pin(async_get(&engine, &value))), 1, "the value is wrong although nothing is pending");
             let gate = hold(&engine, value.token());
             let gets = async_get(&engine, &value);
             engine.op("").push(value.write(), |value| *value = 2).unwrap();
@@ -972,7 +972,7 @@ fn ready_waits_for_the_mutations_before_the_call() {
                     value.version() as i32
                 }
             };
-            assert_eq!(run(Box::pin(all_ready(&value))), 0, "nothing is pending");
+            assert_eq!(run(Box::pin(all_ready(&value))), 0, "the version is wrong although nothing is pending");
             let gate = hold(&engine, value.token());
             engine.op("").push(value.write(), |value| *value = 2).unwrap();
             let ready = all_ready(&value);
@@ -1288,7 +1288,7 @@ fn a_started_future_that_is_cancelled_stops_and_fails_what_it_mutates() {
         });
         let handle = handle.unwrap();
         eventually("the future waits", || signal.is_awaited());
-        assert!(!handle.cancel() && !handle.cancel_quietly(), "the future has started");
+        assert!(!handle.cancel() && !handle.cancel_quietly(), "a cancellation won although the future had started");
         assert!(matches!(failure(handle.wait()).cause(), Cause::Cancelled));
         assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::Cancelled));
         drops.assert_all_gone();

@@ -47,7 +47,7 @@ fn operations_use_what_they_have_declared() {
             .collect();
         values.into_iter().for_each(|value| assert_eq!(value.wait().unwrap(), 100));
         engine.wait_for_all().unwrap();
-        let bus = Arc::into_inner(bus).expect("the operations have dropped their clones");
+        let bus = Arc::into_inner(bus).expect("the operations should have dropped their clones");
         assert_eq!(bus.into_inner(), 100);
     });
 }

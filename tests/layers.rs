@@ -18,7 +18,7 @@ type Module = String;
 /// Returns the code of each module that is not a test module.
 fn sources() -> BTreeMap<Module, String> {
     fn visit(folder: &Path, found: &mut Vec<PathBuf>) {
-        for entry in fs::read_dir(folder).expect("the folder can be read").flatten() {
+        for entry in fs::read_dir(folder).expect("the folder should be readable").flatten() {
             let path = entry.path();
             if path.is_dir() {
                 visit(&path, found);
@@ -31,8 +31,9 @@ fn sources() -> BTreeMap<Module, String> {
     let mut files = Vec::new();
     visit(&root, &mut files);
     let module = |file: &PathBuf| {
-        let path = file.strip_prefix(&root).expect("files are below the root").with_extension("");
-        let mut parts: Vec<_> = path.iter().map(|part| part.to_str().expect("names of files are UTF-8")).collect();
+        let path = file.strip_prefix(&root).expect("files should be below the root").with_extension("");
+        let mut parts: Vec<_> =
+            path.iter().map(|part| part.to_str().expect("names of files should be UTF-8")).collect();
         if matches!(parts.last(), Some(&"mod" | &"lib")) {
             parts.pop();
         }
@@ -40,7 +41,7 @@ fn sources() -> BTreeMap<Module, String> {
     };
     let is_test = |module: &str| module.split("::").any(|part| matches!(part, "tests" | "testing_helpers" | "fake"));
     let sources =
-        files.iter().map(|file| (module(file), code(&fs::read_to_string(file).expect("source files are UTF-8"))));
+        files.iter().map(|file| (module(file), code(&fs::read_to_string(file).expect("source files should be UTF-8"))));
     sources.filter(|(module, _)| !is_test(module)).collect()
 }
 
@@ -220,10 +221,10 @@ fn reachable(graph: &BTreeMap<Module, BTreeSet<Module>>, start: &Module) -> BTre
 /// Returns the layers listed in `ARCHITECTURE.md`, from top to bottom.
 fn layers() -> Vec<String> {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ARCHITECTURE.md"))
-        .expect("ARCHITECTURE.md can be read");
+        .expect("ARCHITECTURE.md should be readable");
     let section =
-        page.split("## Layers").nth(1).expect("ARCHITECTURE.md has a section on layers").split("\n## ").next();
-    let rows = section.expect("the section is not empty").lines().filter_map(|line| line.strip_prefix("| `"));
+        page.split("## Layers").nth(1).expect("ARCHITECTURE.md should have a section on layers").split("\n## ").next();
+    let rows = section.expect("the section should not be empty").lines().filter_map(|line| line.strip_prefix("| `"));
     rows.filter_map(|row| row.split('`').next()?.strip_suffix('/')).map(str::to_owned).collect()
 }
 

@@ -30,7 +30,7 @@ fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
             kept.touch();
             value.truncate(1);
         })
-        .expect("the engine is open");
+        .expect("the engine should be open");
     for round in 0..rounds {
         let (a, b) = (&vars[round % 6], &vars[(round + 1) % 6]);
         let mine = drops.make();
@@ -116,20 +116,24 @@ fn every_value_is_dropped(end: End) {
             }
             End::Drain => {
                 workload(&engine, &inner, fewer(200));
-                engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(50))).expect("the shutdown ends in time");
+                engine
+                    .shutdown(Shutdown::Drain, Some(Duration::from_secs(50)))
+                    .expect("the shutdown should end in time");
             }
             End::Cancel => {
                 let gate = Gate::new();
                 let held = gate.clone();
                 let waits = engine.kind() != EngineKind::Naive;
                 if waits {
-                    engine.op("gate").push((), move |()| held.pass()).expect("the engine is open");
+                    engine.op("gate").push((), move |()| held.pass()).expect("the engine should be open");
                 }
                 // The workload's waits need the remaining worker.
                 workload(&engine, &inner, 50);
                 engine.notify_shutdown();
                 gate.open();
-                engine.shutdown(Shutdown::Cancel, Some(Duration::from_secs(50))).expect("the shutdown ends in time");
+                engine
+                    .shutdown(Shutdown::Cancel, Some(Duration::from_secs(50)))
+                    .expect("the shutdown should end in time");
             }
         }
         // The completion of an asynchronous operation may be used before its function has returned.
@@ -163,7 +167,7 @@ fn a_variable_may_outlive_its_engine() {
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let variable = engine.var(Arc::new(drops.make()));
-        let seen = engine.get(&variable).expect("no operation fails");
+        let seen = engine.get(&variable).expect("no operation should fail");
         drop(engine);
         let other = variable.clone();
         drop(variable);
@@ -188,7 +192,7 @@ fn an_engine_dropped_inside_its_last_operation_drops_every_value() {
                     drop(inner);
                     opened.open();
                 })
-                .expect("the engine is open");
+                .expect("the engine should be open");
             drop(engine);
             done.pass();
             common::eventually("the operation's function is dropped", || drops.dropped() == drops.made());

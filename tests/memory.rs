@@ -12,7 +12,7 @@ use raddle::{Engine, EngineKind};
 
 const PUSHES: usize = 2_000_000;
 
-/// The limit on pending operations.
+/// The number of pushes between two waits, and so the maximum number of pending operations.
 const BURST: usize = 10_000;
 
 const MEBIBYTE: usize = 1 << 20;
@@ -27,7 +27,7 @@ const LIMIT: usize = 16 * MEBIBYTE;
 fn memory_stays_flat_over_many_pushes_and_many_engines() {
     watched_for(Duration::from_secs(300), || {
         for kind in [EngineKind::PerDevice, EngineKind::Naive] {
-            let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");
+            let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("an engine");
             let counter = engine.var(0usize);
             let push = |pushes: usize| {
                 for i in 1..=pushes {
@@ -35,12 +35,15 @@ fn memory_stays_flat_over_many_pushes_and_many_engines() {
                         engine
                             .op("read")
                             .push(counter.read(), |counter| assert!(*counter > 0))
-                            .expect("the engine is open");
+                            .expect("the engine should be open");
                     } else {
-                        engine.op("count").push(counter.write(), |counter| *counter += 1).expect("the engine is open");
+                        engine
+                            .op("count")
+                            .push(counter.write(), |counter| *counter += 1)
+                            .expect("the engine should be open");
                     }
                     if i % BURST == 0 {
-                        engine.wait_for_all().expect("no operation fails");
+                        engine.wait_for_all().expect("no operation should fail");
                     }
                 }
             };
@@ -50,17 +53,19 @@ fn memory_stays_flat_over_many_pushes_and_many_engines() {
             let grown = resident_bytes().saturating_sub(before);
             println!("{kind}: memory grew by {} KiB over {PUSHES} pushes", grown / 1024);
             assert!(grown < LIMIT, "{kind}: memory grew by {grown} bytes");
-            let counted = engine.get(&counter).expect("no operation fails");
+            let counted = engine.get(&counter).expect("no operation should fail");
             assert_eq!(counted, PUSHES / 10 * 7 / 8 + (PUSHES - PUSHES / 10) * 7 / 8);
             assert_eq!(counter.version(), counted as u64);
         }
 
         // Memory also stays flat over the other calls that a program may repeat indefinitely.
         for kind in KINDS {
-            let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");
+            let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("an engine");
             let (token, value) = (engine.token(), engine.var(vec![0_u8; 100]));
-            let operator =
-                engine.op("operator").operator(value.write(), |value| value.reverse()).expect("the engine is open");
+            let operator = engine
+                .op("operator")
+                .operator(value.write(), |value| value.reverse())
+                .expect("the engine should be open");
             let push_every_kind = |times: usize| {
                 for i in 0..times {
                     let own = engine.var(vec![1_u8; 200]);
@@ -78,7 +83,7 @@ fn memory_stays_flat_over_many_pushes_and_many_engines() {
                     if i % 100 == 0 {
                         let _ = engine.wait_for_all();
                         engine.clear_errors();
-                        engine.get(&value).expect("no operation on the variable fails");
+                        engine.get(&value).expect("no operation on the variable should fail");
                     }
                 }
             };
@@ -92,9 +97,12 @@ fn memory_stays_flat_over_many_pushes_and_many_engines() {
 
         let build_and_drop = |times: usize| {
             for _ in 0..times {
-                let engine = Engine::builder().workers(2).pin(false).build().expect("the engine is built");
+                let engine = Engine::builder().workers(2).pin(false).build().expect("an engine");
                 let text = engine.var(String::from("warp"));
-                engine.op("append").push(text.write(), |text| text.push_str(" and weft")).expect("the engine is open");
+                engine
+                    .op("append")
+                    .push(text.write(), |text| text.push_str(" and weft"))
+                    .expect("the engine should be open");
             }
         };
         build_and_drop(50);

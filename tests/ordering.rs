@@ -32,12 +32,12 @@ fn serial(engine: &Engine, label: &str, shape: &Shape, seed: u64, watch: Watch) 
 /// Runs a program on an engine that records a trace, and checks the results and the order of the recorded runs.
 fn check_recorded(shape: &Shape, seed: u64, plan: EngineBuilder) {
     let recorder = Recorder::with_capacity(64 << 20);
-    let engine = plan.pin(false).recorder(&recorder).build().expect("the engine is built");
+    let engine = plan.pin(false).recorder(&recorder).build().expect("an engine");
     let label = format!("{}, shape {shape:?}", engine.kind());
     let program = Arc::new(Program::generate(shape, &mut Random::new(seed)));
     let history = run(&program, &engine, Watch::EVERYTHING);
     check_order(&program, &history, &label, seed);
-    engine.shutdown(Shutdown::Drain, None).expect("nothing fails");
+    engine.shutdown(Shutdown::Drain, None).expect("nothing should fail");
     let report = recorder.take().check_order().unwrap_or_else(|error| panic!("{label}, seed {seed}: {error}"));
     assert!(report.operations >= shape.operations && report.conflicts > 0, "{report:?}");
 }
@@ -257,8 +257,8 @@ fn the_checker_rejects_tampered_histories() {
     let shape = Shape { variables: 6, operations: 300, threads: 2, waits: false, ..Shape::default() };
     let program = Arc::new(Program::generate(&shape, &mut Random::new(9)));
     let history = run(&program, &engine(EngineKind::Pooled, 2), Watch::EVERYTHING);
-    check_some_order(&program, &history).expect("the history is valid");
-    explain(&program, &history).expect("the history has an order");
+    check_some_order(&program, &history).expect("the history should be valid");
+    explain(&program, &history).expect("the history should have an order");
 
     for (what, tampered) in history.tampered() {
         assert!(check_some_order(&program, &tampered).is_err(), "the checker missed {what}");
@@ -271,7 +271,7 @@ fn the_checker_rejects_a_cyclic_order() {
     let shape = Shape { variables: 2, accesses: 2, operations: 600, threads: 2, waits: false, ..Shape::default() };
     let program = Arc::new(Program::generate(&shape, &mut Random::new(1)));
     let history = run(&program, &engine(EngineKind::Naive, 1), Watch::ORDER);
-    let round = history.with_a_cycle(&program).expect("two operations in a row conflict on both variables");
-    let error = explain(&program, &round).expect_err("the order is cyclic");
+    let round = history.with_a_cycle(&program).expect("two operations in a row should conflict on both variables");
+    let error = explain(&program, &round).expect_err("the order should be cyclic");
     assert!(error.contains("no order explains"), "{error}");
 }

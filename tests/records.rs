@@ -92,7 +92,7 @@ const BATCHES: usize = 32;
 const IN_TRANSIT: usize = 4 * BATCHES * BATCH;
 
 fn push(engine: &Engine, writes: &[&Token]) {
-    engine.op("").writes(writes.iter().copied()).push_sync(|_| {}).expect("the engine is open");
+    engine.op("").writes(writes.iter().copied()).push_sync(|_| {}).expect("the engine should be open");
 }
 
 /// Keeps pushing until at most `most` of the allocations tracked by `count` are alive. Each push may advance the epoch.
@@ -114,7 +114,7 @@ fn assert_comes_down_to(most: usize, count: &Count, engine: &Engine, what: &str)
 #[cfg_attr(miri, ignore = "needs many operations")]
 fn records_are_reused_and_freed() {
     // The naive engine runs every operation on the pushing thread, so only one cache of records exists.
-    let engine = Engine::builder().kind(EngineKind::Naive).build().expect("the engine is built");
+    let engine = Engine::builder().kind(EngineKind::Naive).build().expect("an engine");
     let tokens: Vec<_> = (0..5).map(|_| engine.token()).collect();
     let [one, four, five] = [1, 4, 5].map(|count| tokens[..count].iter().collect::<Vec<_>>());
 
@@ -147,25 +147,25 @@ fn records_are_reused_and_freed() {
         (0..4 * BATCH).for_each(|_| push(&engine, &one));
         let (engine, token) = (engine.clone(), engine.token());
         let pusher = move || (0..pushes).for_each(|_| push(&engine, &[&token]));
-        thread::spawn(pusher).join().expect("the thread does not panic");
+        thread::spawn(pusher).join().expect("the thread should not panic");
     }
     assert_comes_down_to(before + IN_TRANSIT / 2, &RECORDS, &engine, "records of threads that have ended");
 
     // Waiters leave stale entries in the queues, which the workers pop before they end.
     let before = RECORDS.alive();
     for _ in 0..100 {
-        let threaded = Engine::builder().kind(EngineKind::PerDevice).workers(1).build().expect("the engine is built");
+        let threaded = Engine::builder().kind(EngineKind::PerDevice).workers(1).build().expect("an engine");
         let inside = threaded.downgrade();
         let outer = threaded.op("").submit((), move |()| {
-            let submit = |_| inside.op("").submit((), |()| ()).expect("operations may push");
+            let submit = |_| inside.op("").submit((), |()| ()).expect("operations should be allowed to push");
             (0..200)
                 .map(submit)
                 .collect::<Vec<_>>()
                 .into_iter()
                 .rev()
-                .for_each(|inner| inner.wait().expect("the operation runs"));
+                .for_each(|inner| inner.wait().expect("the operation should run"));
         });
-        outer.expect("the engine is open").wait().expect("the operation runs");
+        outer.expect("the engine should be open").wait().expect("the operation should run");
     }
     assert_comes_down_to(before + IN_TRANSIT, &RECORDS, &engine, "operations taken by waiters");
 
@@ -173,13 +173,13 @@ fn records_are_reused_and_freed() {
     const KEPT: usize = (1 << 16) / BATCH * BATCH;
     let (sender, receiver) = mpsc::channel();
     engine
-        .push_async(move |_, done| sender.send(done).expect("the test receives the completion"), [], [&tokens[0]])
-        .expect("the engine is open");
+        .push_async(move |_, done| sender.send(done).expect("the test should receive the completion"), [], [&tokens[0]])
+        .expect("the engine should be open");
     for _ in 0..KEPT + 1000 * BATCH {
         push(&engine, &one);
     }
     assert!(RECORDS.alive() > KEPT + 1000 * BATCH);
-    receiver.recv().expect("the operation has started").complete();
-    engine.wait_for_all().expect("no operation fails");
+    receiver.recv().expect("the operation should have started").complete();
+    engine.wait_for_all().expect("no operation should fail");
     assert_comes_down_to(KEPT + IN_TRANSIT, &RECORDS, &engine, "records of concurrently pending operations");
 }

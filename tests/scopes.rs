@@ -307,7 +307,7 @@ fn a_scope_returns_the_failure_that_comes_first_in_push_order() {
             s.op("early").push((), |()| panic!("early"))
         });
         assert_eq!(failure(result).name(), "late");
-        engine.wait_for_all().expect("the failures were reported");
+        engine.wait_for_all().expect("no failure should be left");
         assert_eq!(engine.scope(|_| 7).unwrap(), 7);
     });
 }

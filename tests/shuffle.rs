@@ -20,7 +20,7 @@ use raddle::{BuildError, Engine, EngineKind, Shutdown};
 
 /// Builds a shuffling engine.
 fn shuffled(kind: EngineKind, workers: usize, seed: u64) -> Engine {
-    Engine::builder().kind(kind).workers(workers).pin(false).shuffle(seed).build().expect("the engine is built")
+    Engine::builder().kind(kind).workers(workers).pin(false).shuffle(seed).build().expect("an engine")
 }
 
 /// The names of operations in the order in which they ran.

@@ -71,8 +71,8 @@ fn start_long_function(engine: &Engine) -> Gate {
         done.complete();
         inside.pass();
     };
-    engine.op("long").push_async_any(raddle::cx(), function).expect("the engine is open");
-    engine.wait_for_all().expect("no operation fails");
+    engine.op("long").push_async_any(raddle::cx(), function).expect("the engine should be open");
+    engine.wait_for_all().expect("no operation should fail");
     gate
 }
 
@@ -87,8 +87,8 @@ fn a_deadline_holds_while_an_asynchronous_function_runs_past_its_completion() {
         }
         gate.open();
         // A later shutdown still waits for the function.
-        engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the function returns");
-        engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all threads have ended");
+        engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the function should return");
+        engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all threads should have ended");
     });
 }
 
@@ -97,10 +97,10 @@ fn a_deadline_holds_while_a_thread_local_destructor_blocks() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = Gate::new();
         let inside = gate.clone();
-        engine.push_sync(move |_| block_at_the_end(inside.clone()), [], []).expect("the engine is open");
+        engine.push_sync(move |_| block_at_the_end(inside.clone()), [], []).expect("the engine should be open");
         assert_leaves(&engine, Shutdown::Drain, ["raddle-cpu-0"]);
         gate.open();
-        engine.shutdown(Shutdown::Drain, None).expect("the destructor returns");
+        engine.shutdown(Shutdown::Drain, None).expect("the destructor should return");
     });
 }
 
@@ -114,11 +114,11 @@ fn a_deadline_holds_while_two_thread_local_destructors_block_and_both_threads_ar
                 block_at_the_end(gate);
                 meeting.join();
             };
-            engine.op("blocks").push_sync(blocks).expect("the engine is open");
+            engine.op("blocks").push_sync(blocks).expect("the engine should be open");
         }
         assert_leaves(&engine, Shutdown::Drain, ["raddle-cpu-0", "raddle-cpu-1"]);
         gate.open();
-        engine.shutdown(Shutdown::Drain, None).expect("the destructors return");
+        engine.shutdown(Shutdown::Drain, None).expect("the destructors should return");
     });
 }
 
@@ -140,9 +140,9 @@ fn a_deadline_holds_while_another_thread_is_inside_a_shutdown() {
                 assert_leaves(&engine, Shutdown::Drain, ["raddle-cpu-0"]);
             }
             gate.open();
-            other.join().expect("the thread does not panic").expect("the function returns");
+            other.join().expect("the thread should not panic").expect("the function should return");
         });
-        engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all threads have ended");
+        engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all threads should have ended");
     });
 }
 
@@ -156,11 +156,11 @@ fn threads_left_behind_keep_the_engine_alive_and_its_drop_does_not_wait_for_them
             done.complete();
             inside.pass();
             sender
-                .send(cx.engine().get(&value).expect("the variable can still be read"))
-                .expect("the test keeps the receiver");
+                .send(cx.engine().get(&value).expect("the variable should still be readable"))
+                .expect("the test should keep the receiver");
         };
-        engine.op("long").push_async_any(raddle::cx(), function).expect("the engine is open");
-        engine.wait_for_all().expect("no operation fails");
+        engine.op("long").push_async_any(raddle::cx(), function).expect("the engine should be open");
+        engine.wait_for_all().expect("no operation should fail");
         assert_leaves(&engine, Shutdown::Cancel, ["raddle-cpu-0"]);
         drop(engine);
         gate.open();
@@ -190,10 +190,10 @@ fn in_a_child_the_logger_blocks() {
             count.fetch_add(1, SeqCst);
             inside.pass();
         });
-        engine.op("fails").push_sync(|_: &OpContext<'_>| panic!("on purpose")).expect("the engine is open");
+        engine.op("fails").push_sync(|_: &OpContext<'_>| panic!("on purpose")).expect("the engine should be open");
         assert_leaves(&engine, Shutdown::Drain, ["raddle-shutdown"]);
         gate.open();
-        engine.shutdown(Shutdown::Drain, None).expect("the logger returns");
+        engine.shutdown(Shutdown::Drain, None).expect("the logger should return");
         assert_eq!(logged.load(SeqCst), 1);
     });
 }
@@ -237,14 +237,17 @@ fn in_a_child_the_logger_shuts_the_engine_down() {
             on_kinds(&KINDS, 1, move |engine| {
                 println!("{what}, {limit:?}");
                 let (sender, handles) = mpsc::channel();
-                engine.push_sync(move |cx| _ = sender.send(cx.engine()), [], []).expect("the engine is open");
-                let uncounted = handles.recv_timeout(PATIENCE).expect("the operation runs");
+                engine.push_sync(move |cx| _ = sender.send(cx.engine()), [], []).expect("the engine should be open");
+                let uncounted = handles.recv_timeout(PATIENCE).expect("the operation should run");
                 let (results, received) = mpsc::channel();
                 let last = Mutex::new(Some((engine, results)));
-                uncounted.op("fails").push_sync(|_: &OpContext<'_>| panic!("on purpose")).expect("the engine is open");
+                uncounted
+                    .op("fails")
+                    .push_sync(|_: &OpContext<'_>| panic!("on purpose"))
+                    .expect("the engine should be open");
                 log_to(move |text| {
                     assert!(text.contains("never reported"), "{text}");
-                    let (engine, results) = common::lock(&last).take().expect("the engine logs one warning");
+                    let (engine, results) = common::lock(&last).take().expect("the engine should log one warning");
                     act(engine, results);
                 });
                 // This runs on a separate thread; when the thread ends, it drops the thread-local that the logger may
@@ -253,7 +256,7 @@ fn in_a_child_the_logger_shuts_the_engine_down() {
                     let first = uncounted.shutdown(Shutdown::Drain, limit);
                     (first, uncounted)
                 };
-                let (first, uncounted) = thread::spawn(ends).join().expect("the thread does not panic");
+                let (first, uncounted) = thread::spawn(ends).join().expect("the thread should not panic");
                 assert_eq!(first, Ok(()), "{what}");
                 // A shutdown inside the logger returns `InsideOperation` and continues in the background. One in a
                 // thread-local's destructor, at the end of a program thread, waits and returns `Ok`.
@@ -284,17 +287,20 @@ fn in_a_child_operations_are_cancelled() {
             let engine = common::engine(engine.kind(), 1);
             let logged = Arc::new(Mutex::new(Vec::new()));
             let log = Arc::clone(&logged);
-            log_to(move |text| log.lock().expect("no thread panics").push(text.to_owned()));
+            log_to(move |text| log.lock().expect("no thread should panic").push(text.to_owned()));
             let token = engine.token();
             if fails {
-                engine.op("fails").push_sync(|_: &OpContext<'_>| panic!("on purpose")).expect("the engine is open");
+                engine
+                    .op("fails")
+                    .push_sync(|_: &OpContext<'_>| panic!("on purpose"))
+                    .expect("the engine should be open");
             }
             let gate = common::hold(&engine, &token);
-            engine.op("cancelled").writes([&token]).push_sync(|_| ()).expect("the engine is open");
+            engine.op("cancelled").writes([&token]).push_sync(|_| ()).expect("the engine should be open");
             engine.notify_shutdown();
             gate.open();
-            engine.shutdown(Shutdown::Cancel, None).expect("the engine ends");
-            let logged = std::mem::take(&mut *logged.lock().expect("no thread panics"));
+            engine.shutdown(Shutdown::Cancel, None).expect("the engine should end");
+            let logged = std::mem::take(&mut *logged.lock().expect("no thread should panic"));
             assert_eq!(logged.len(), usize::from(fails), "{logged:?}");
             assert!(logged.iter().all(|text| text.contains("on purpose")), "{logged:?}");
         }
@@ -327,9 +333,9 @@ mod without_threads {
                 let _none = NoThreads::new();
                 assert_leaves(&engine, Shutdown::Drain, ["raddle-cpu-0"]);
                 gate.open();
-                engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the function returns");
+                engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the function should return");
             }
-            engine.shutdown(Shutdown::Drain, None).expect("all threads have ended");
+            engine.shutdown(Shutdown::Drain, None).expect("all threads should have ended");
         });
     }
 
@@ -348,15 +354,15 @@ mod without_threads {
         on_kinds(&THREADED, 1, |engine| {
             let gate = Gate::new();
             let inside = gate.clone();
-            engine.push_sync(move |_| block_at_the_end(inside.clone()), [], []).expect("the engine is open");
-            engine.wait_for_all().expect("no operation fails");
+            engine.push_sync(move |_| block_at_the_end(inside.clone()), [], []).expect("the engine should be open");
+            engine.wait_for_all().expect("no operation should fail");
             {
                 let _none = NoThreads::new();
                 assert_leaves(&engine, Shutdown::Drain, ["raddle-cpu-0"]);
                 gate.open();
-                engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the destructor returns");
+                engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the destructor should return");
             }
-            engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all threads have ended");
+            engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all threads should have ended");
         });
     }
 
@@ -394,7 +400,9 @@ mod without_threads {
             if left > 0 {
                 let ran = Arc::clone(ran);
                 let next = move |cx: &OpContext<'_>| chain(cx, left - 1, &ran);
-                cx.engine().push_sync(next, [], []).expect("operations may push while the engine drains");
+                cx.engine()
+                    .push_sync(next, [], [])
+                    .expect("operations should be allowed to push while the engine drains");
             }
         }
         if !is_child() {
@@ -408,7 +416,7 @@ mod without_threads {
                 {
                     let engine = common::engine(kind, 2);
                     let noted = Noted(Arc::clone(&gone));
-                    engine.op("fails").push_any((), |()| Err::<(), _>(noted)).expect("the engine is open");
+                    engine.op("fails").push_any((), |()| Err::<(), _>(noted)).expect("the engine should be open");
                     let (last, ran) = (Mutex::new(Some(engine.clone())), Arc::clone(&ran));
                     let (started, over) = (start.clone(), over.clone());
                     let drops = move |cx: &OpContext<'_>| {
@@ -419,7 +427,7 @@ mod without_threads {
                         over.open();
                         chain(cx, CHAIN, &ran);
                     };
-                    engine.op("drops").push_sync(drops).expect("the engine is open");
+                    engine.op("drops").push_sync(drops).expect("the engine should be open");
                     // This handle is dropped first, without waiting.
                     drop(engine);
                     start.open();
@@ -439,14 +447,14 @@ mod without_threads {
             let (sender, receiver) = mpsc::channel();
             let last = Mutex::new(Some(engine.clone()));
             let drops = move |cx: &OpContext<'_>| {
-                sender.send(cx.engine()).expect("the test keeps the receiver");
+                sender.send(cx.engine()).expect("the test should keep the receiver");
                 drop(common::lock(&last).take());
             };
-            engine.op("drops").push_sync(drops).expect("the engine is open");
-            let uncounted = receiver.recv_timeout(PATIENCE).expect("the operation runs");
+            engine.op("drops").push_sync(drops).expect("the engine should be open");
+            let uncounted = receiver.recv_timeout(PATIENCE).expect("the operation should run");
             drop(engine);
             let start = Instant::now();
-            uncounted.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the shutdown ends in time");
+            uncounted.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the shutdown should end in time");
             assert!(start.elapsed() < PATIENCE);
         });
     }

@@ -485,7 +485,7 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
     };
     ledger.note("builds an engine");
     let builder = Engine::builder().kind(kind).workers(1 + random.below(3)).pin(random.one_in(4)).idle(idle);
-    let engine = builder.build().expect("the engine is built");
+    let engine = builder.build().expect("an engine");
     ledger.count("engines");
     let (sender, receiver) = mpsc::channel::<(Completion, Life, usize)>();
     let round = Round {
@@ -515,7 +515,7 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
             }
         }
     });
-    let completer = completer.expect("a thread starts");
+    let completer = completer.expect("a thread should start");
     let pushers = 1 + random.below(PUSHERS);
     let end = random.below(6);
     let operations = 50 + random.next() % 1500;
@@ -525,7 +525,7 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
             let pusher = thread::Builder::new()
                 .name(format!("pusher {number} of {kind}"))
                 .spawn_scoped(scope, move || pusher.run(operations));
-            pusher.expect("a thread starts");
+            pusher.expect("a thread should start");
         }
         // In two of six cases, the engine is shut down while threads push.
         match end {
@@ -542,8 +542,8 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
                     let pushed = round.engine.op("held").push_async_any(raddle::cx(), move |_, done| {
                         let _ = sender.send(done);
                     });
-                    pushed.expect("the engine is open");
-                    receiver.recv().expect("the operation runs")
+                    pushed.expect("the engine should be open");
+                    receiver.recv().expect("the operation should run")
                 });
                 match round.engine.shutdown(Shutdown::Drain, Some(random.moment() * 10)) {
                     Ok(()) if held.is_some() => ledger.complain("a drain ends before an operation".to_owned()),
@@ -565,10 +565,10 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
         let _ = round.engine.wait_for_all();
         for value in &round.values {
             let value = lock(value);
-            round.engine.clear_error(&**value).expect("the engine is open");
+            round.engine.clear_error(&**value).expect("the engine should be open");
             let counted =
-                round.engine.op("").submit(value.read(), |value| value.mutations).expect("the engine is open");
-            let (counted, version) = (counted.wait().expect("the failure is cleared"), value.version());
+                round.engine.op("").submit(value.read(), |value| value.mutations).expect("the engine should be open");
+            let (counted, version) = (counted.wait().expect("the failure should be cleared"), value.version());
             if counted != version {
                 ledger.complain(format!("{counted} mutations, but version {version}"));
             }
@@ -576,11 +576,11 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
     }
     if end == 2 {
         ledger.note("cancels at the end");
-        round.engine.shutdown(Shutdown::Cancel, Some(PATIENCE)).expect("nothing hangs");
+        round.engine.shutdown(Shutdown::Cancel, Some(PATIENCE)).expect("nothing should hang");
     }
     ledger.note("drops everything");
     drop(round);
-    completer.join().expect("the completer does not panic");
+    completer.join().expect("the completer should not panic");
     let mut slowest = lock(&ledger.slowest);
     if start.elapsed() > slowest.0 {
         *slowest =
@@ -609,7 +609,7 @@ fn watch(ledger: &Arc<Ledger>) -> mpsc::Sender<()> {
             }
         }
     });
-    watchdog.expect("a thread starts");
+    watchdog.expect("a thread should start");
     sender
 }
 

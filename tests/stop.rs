@@ -408,7 +408,11 @@ fn a_stopped_naive_engine_still_runs_operations() {
     watched(|| {
         let engine = common::engine(EngineKind::Naive, 1);
         engine.stop(None).unwrap();
-        assert_eq!(engine.op("").submit((), |()| 1).unwrap().wait().unwrap(), 1, "there is no thread to stop");
+        assert_eq!(
+            engine.op("").submit((), |()| 1).unwrap().wait().unwrap(),
+            1,
+            "the stopped engine did not run the operation"
+        );
         engine.start().unwrap();
     });
 }

@@ -41,7 +41,7 @@ fn panic_outside(engine: &Engine, is_enough: impl Fn() -> bool) {
         });
         epoch::pin().flush();
         for _ in 0..400 {
-            engine.push_sync(|_| {}, [], []).expect("the engine is open");
+            engine.push_sync(|_| {}, [], []).expect("the engine should be open");
         }
         is_enough()
     });
@@ -52,12 +52,12 @@ fn assert_both_work(engine: &Engine) {
     let meeting = Meeting::new(2);
     let meet = || {
         let meeting = meeting.clone();
-        engine.op("meet").submit((), move |()| meeting.join_within(common::SOON)).expect("the engine is open")
+        engine.op("meet").submit((), move |()| meeting.join_within(common::SOON)).expect("the engine should be open")
     };
     for handle in [meet(), meet()] {
-        assert!(handle.wait().expect("no operation fails"), "a worker is lost");
+        assert!(handle.wait().expect("no operation should fail"), "a worker is lost");
     }
-    engine.wait_for_all_timeout(common::SOON).expect("no operation is lost");
+    engine.wait_for_all_timeout(common::SOON).expect("no operation should be lost");
 }
 
 /// The logger panics while a worker logs a caught panic. When the thread ends, the destructors of its thread-locals do
@@ -103,10 +103,10 @@ fn in_a_child_the_logger_panics() {
                 let _ = &uncounted;
                 LOCAL.set(Some(PushesWhenDropped(cx.engine(), Arc::clone(&count))));
             };
-            engine.push_sync(sets, [], []).expect("the engine is open");
+            engine.push_sync(sets, [], []).expect("the engine should be open");
             panic_outside(&engine, || logged.load(SeqCst) >= 3);
             assert_both_work(&engine);
-            engine.shutdown(Shutdown::Drain, None).expect("the engine ends");
+            engine.shutdown(Shutdown::Drain, None).expect("the engine should end");
             assert_eq!(dropped.load(SeqCst), 1);
         });
     }
@@ -132,7 +132,7 @@ fn in_a_child_the_logger_waits() {
             let journal = waits.clone();
             log_to(move |text| {
                 if text.contains("panicked outside") {
-                    let pushed = inner.op("by the logger").submit((), |()| 7).expect("the engine is open");
+                    let pushed = inner.op("by the logger").submit((), |()| 7).expect("the engine should be open");
                     journal.add(pushed.wait().map_err(|error| error.to_string()));
                 }
             });
@@ -165,14 +165,14 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
         log_to(move |text| {
             assert!(text.contains("because no thread could be started"), "{text}");
             if !INSIDE.replace(true) {
-                let mut pushed = other.op("by the logger").submit((), |()| ()).expect("the engine is open");
+                let mut pushed = other.op("by the logger").submit((), |()| ()).expect("the engine should be open");
                 // This wait has a time limit, since it could otherwise run the operation in place.
                 journal.add(pushed.wait_timeout(PATIENCE).map_err(|error| error.to_string()));
                 INSIDE.set(false);
             }
         });
         let waiting = engine.op("waits").submit((), move |()| {
-            let pushed = inner.op("another").submit((), |()| 7).expect("the engine is open");
+            let pushed = inner.op("another").submit((), |()| 7).expect("the engine should be open");
             let refused = {
                 let _none = NoThreads::new();
                 // This wait has a time limit for the same reason.
@@ -180,12 +180,12 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
             };
             (refused, pushed.wait())
         });
-        let (refused, waited) = waiting.expect("the engine is open").wait().expect("no operation fails");
+        let (refused, waited) = waiting.expect("the engine should be open").wait().expect("no operation should fail");
         let refusal = Err(WaitError::TooManyWaiting.to_string());
         assert_eq!(refused, refusal);
-        assert_eq!(waited.expect("threads can be started again"), 7);
+        assert_eq!(waited.expect("threads should start again"), 7);
         assert_eq!(waits.take(), [refusal]);
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
@@ -214,9 +214,9 @@ fn in_a_child_no_thread_can_be_started_for_a_while() {
             }
             inner.wait_for_var_timeout(&token, PATIENCE).map_err(|error| error.to_string())
         });
-        let waited = waiting.expect("the engine is open").wait().expect("no operation fails");
+        let waited = waiting.expect("the engine should be open").wait().expect("no operation should fail");
         assert_eq!(waited, Ok(()), "a thread can be started again");
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
@@ -225,19 +225,19 @@ fn in_a_child_no_thread_can_be_started_for_a_while() {
 fn a_call_of_with_that_cannot_wait_releases_its_variable() {
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(1);
-        let mut before = block_on(engine.acquire(value.write())).expect("the variable is idle");
+        let mut before = block_on(engine.acquire(value.write())).expect("the variable should be idle");
         let (inner, same) = (engine.clone(), value.clone());
         let waiting = engine.op("waits").submit((), move |()| {
             let _none = NoThreads::new();
             inner.with(&same, |value| *value).map_err(|error| error.to_string())
         });
-        let refused = waiting.expect("the engine is open").wait().expect("no operation fails");
+        let refused = waiting.expect("the engine should be open").wait().expect("no operation should fail");
         assert_eq!(refused, Err(WaitError::TooManyWaiting.to_string()));
         *before += 1;
         drop(before);
-        engine.op("after").push(value.write(), |value| *value += 1).expect("the engine is open");
-        assert_eq!(engine.get_timeout(&value, PATIENCE).expect("the variable is released"), 3);
-        engine.wait_for_all().expect("no operation fails");
+        engine.op("after").push(value.write(), |value| *value += 1).expect("the engine should be open");
+        assert_eq!(engine.get_timeout(&value, PATIENCE).expect("the variable should be released"), 3);
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
@@ -245,25 +245,25 @@ fn a_call_of_with_that_cannot_wait_releases_its_variable() {
 fn a_replacement_that_cannot_wait_leaves_the_value_unchanged() {
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(String::from("precious"));
-        let before = block_on(engine.acquire(value.write())).expect("the variable is idle");
+        let before = block_on(engine.acquire(value.write())).expect("the variable should be idle");
         let (inner, same) = (engine.clone(), value.clone());
         let waiting = engine.op("waits").submit((), move |()| {
             let _none = NoThreads::new();
             [inner.take(&same), inner.replace(&same, String::from("new"))].map(|result| result.map_err(|_| ()))
         });
-        let refused = waiting.expect("the engine is open").wait().expect("no operation fails");
+        let refused = waiting.expect("the engine should be open").wait().expect("no operation should fail");
         assert_eq!(refused, [Err(()), Err(())]);
         drop(before);
-        assert_eq!(engine.get(&value).expect("the variable is released"), "precious");
+        assert_eq!(engine.get(&value).expect("the variable should be released"), "precious");
         assert_eq!(value.version(), 1, "a refused call has mutated the variable");
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
 /// Returns a variable with a pending operation that cannot run until this thread hands over its worker.
 fn pending(engine: &Engine) -> Token {
     let token = engine.token();
-    engine.push_sync(|_| {}, [], [&token]).expect("the engine is open");
+    engine.push_sync(|_| {}, [], [&token]).expect("the engine should be open");
     token
 }
 
@@ -274,7 +274,7 @@ fn nest(engine: &Engine, depth: usize) -> Result<usize, WaitError> {
     let inner = engine.clone();
     let next = engine.op("nest").submit_any((), move |()| if depth == 0 { Ok(0) } else { nest(&inner, depth - 1) });
     // This wait has a time limit, since it could otherwise run the operation in place.
-    Ok(1 + next.expect("the engine is open").wait_timeout(PATIENCE)?)
+    Ok(1 + next.expect("the engine should be open").wait_timeout(PATIENCE)?)
 }
 
 #[test]
@@ -296,13 +296,13 @@ fn in_a_child_threads_started_for_waits_end_when_idle() {
         for _ in 0..2 {
             let start = Instant::now();
             for engine in &engines {
-                assert_eq!(nest(engine, DEPTH).expect("no operation fails"), DEPTH + 1);
+                assert_eq!(nest(engine, DEPTH).expect("no operation should fail"), DEPTH + 1);
             }
             let after = thread_count();
             assert!(after > before + DEPTH - 10, "{after} threads after the waits, {before} before");
             // A wait that needs a thread reuses an idle one.
             if start.elapsed() < Duration::from_secs(5) {
-                assert_eq!(nest(&engines[0], DEPTH / 2).expect("no operation fails"), DEPTH / 2 + 1);
+                assert_eq!(nest(&engines[0], DEPTH / 2).expect("no operation should fail"), DEPTH / 2 + 1);
                 assert!(thread_count() <= after, "a thread was started while others were idle");
             }
             wait_for_thread_count(before);
@@ -312,9 +312,9 @@ fn in_a_child_threads_started_for_waits_end_when_idle() {
         for engine in &engines {
             let value = engine.var(0);
             for _ in 0..1000 {
-                engine.op("").push(value.write(), |value| *value += 1).expect("the engine is open");
+                engine.op("").push(value.write(), |value| *value += 1).expect("the engine should be open");
             }
-            assert_eq!(engine.get(&value).expect("no operation fails"), 1000);
+            assert_eq!(engine.get(&value).expect("no operation should fail"), 1000);
         }
     });
 }
@@ -335,10 +335,10 @@ fn in_a_child_a_smaller_load_continues() {
     common::watched(|| {
         let engine = common::engine(EngineKind::PerDevice, 1);
         let before = thread_count();
-        assert_eq!(nest(&engine, 50).expect("no operation fails"), 51);
+        assert_eq!(nest(&engine, 50).expect("no operation should fail"), 51);
         assert!(thread_count() > before + 40);
         eventually("most threads have ended", || {
-            (0..10).for_each(|_| assert_eq!(nest(&engine, 1).expect("no operation fails"), 2));
+            (0..10).for_each(|_| assert_eq!(nest(&engine, 1).expect("no operation should fail"), 2));
             thread_count() <= before + 5
         });
         let gate = Gate::new();

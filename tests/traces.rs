@@ -200,7 +200,7 @@ fn an_operation_that_has_ended_is_over_when_its_function_returns() {
                 over += recorder.take().ops().iter().filter(|op| op.is_over()).count();
                 over > 0
             });
-            assert!(recorder.take().ops().is_empty(), "an operation that is over is in one trace");
+            assert!(recorder.take().ops().is_empty(), "an operation that is over is in a second trace");
             engine.shutdown(raddle::Shutdown::Drain, None).unwrap();
             let file = std::fs::read(&path).unwrap();
             assert_eq!(file.windows(10).filter(|window| window == b"ends early").count(), 1, "{name}");
@@ -781,7 +781,7 @@ fn a_perfetto_trace_can_be_read_back() {
         trace.write_perfetto(&mut file).unwrap();
         let (mut tracks, mut begun, mut ended, mut out, mut back) = (Vec::new(), Vec::new(), 0, Vec::new(), Vec::new());
         for (number, packet) in fields(&file) {
-            assert_eq!(number, 1, "only packets");
+            assert_eq!(number, 1, "a field of the file is not a packet");
             let packet = fields(packet.unwrap_err());
             if let Some(descriptor) = message(&packet, 60) {
                 let id = fields(&descriptor).iter().find(|field| field.0 == 1).unwrap().1.unwrap();
@@ -1092,7 +1092,7 @@ fn an_observer_sees_what_the_recorder_records() {
                     }
                 }
             }
-            assert_eq!(named(&trace, "copy").priority, 64, "the value closest to 0 among those of its band");
+            assert_eq!(named(&trace, "copy").priority, 64, "the priority is not the one closest to 0 in its band");
             let on_worker = |seen: &&Seen| seen.step == "started" && matches!(seen.place, Place::Worker { .. });
             assert_eq!(seen.iter().any(|seen| on_worker(&seen)), kind != EngineKind::Naive);
         });

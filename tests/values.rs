@@ -256,14 +256,18 @@ fn with_needs_no_worker() {
 fn get_timeout_returns_the_value_that_the_mutations_before_it_leave() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(1);
-        assert_eq!(engine.get_timeout(&value, Duration::ZERO).unwrap(), 1, "nothing is pending");
+        assert_eq!(
+            engine.get_timeout(&value, Duration::ZERO).unwrap(),
+            1,
+            "the value is wrong although nothing is pending"
+        );
         let gate = hold(&engine, value.token());
         engine.set(&value, 5).unwrap();
         engine.op("double").push(value.write(), |value| *value *= 2).unwrap();
         thread::scope(|scope| {
             let gets = scope.spawn(|| engine.get_timeout(&value, PATIENCE));
             thread::sleep(MOMENT);
-            assert!(!gets.is_finished(), "the first mutation is pending");
+            assert!(!gets.is_finished(), "the call returned while the first mutation was pending");
             gate.open();
             assert_eq!(gets.join().unwrap().unwrap(), 10);
         });

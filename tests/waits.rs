@@ -139,10 +139,10 @@ impl Pending {
             .op("pending")
             .writes(tokens)
             .push_async_any(raddle::cx(), move |_, done| {
-                sender.send(done).unwrap_or_else(|_| unreachable!("the test keeps the receiver"));
+                sender.send(done).unwrap_or_else(|_| unreachable!("the test should keep the receiver"));
             })
-            .expect("the engine is open");
-        self.0.recv().expect("the operation starts")
+            .expect("the engine should be open");
+        self.0.recv().expect("the operation should start")
     }
 }
 
@@ -174,12 +174,12 @@ fn later_waits_do_not_delay_a_wait_for_all() {
         for (done, mut wait) in before.into_iter().zip(waits) {
             assert!(poll_once(&mut wait).is_pending());
             done.complete();
-            block_on(wait).expect("no operation fails");
+            block_on(wait).expect("no operation should fail");
         }
         assert!(poll_once(&mut last).is_pending());
         after.complete();
-        block_on(last).expect("no operation fails");
-        engine.wait_for_all().expect("no operation fails");
+        block_on(last).expect("no operation should fail");
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
@@ -192,19 +192,19 @@ fn overlapping_waits_for_all_end_when_the_operations_they_cover_complete() {
             .collect();
         // The operations complete out of order: no wait ends while an earlier operation is pending.
         for at in (0..rounds.len()).map(|i| i * 37 % 130) {
-            rounds[at].0.take().expect("each operation completes once").complete();
+            rounds[at].0.take().expect("each operation should complete once").complete();
             let done = rounds.iter().take_while(|round| round.0.is_none()).count();
             for (i, (_, wait)) in rounds.iter_mut().enumerate() {
                 if i < done
                     && let Some(wait) = wait.take()
                 {
-                    block_on(wait).expect("no operation fails");
+                    block_on(wait).expect("no operation should fail");
                 } else if let Some(wait) = wait {
                     assert!(poll_once(wait).is_pending(), "wait {i} ended while operation {done} was pending");
                 }
             }
         }
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
@@ -227,7 +227,7 @@ fn threads_in_a_wait_for_all_are_woken_while_many_generations_drain() {
             done.complete();
         }
         for thread in threads {
-            thread.join().expect("the thread does not panic").expect("no operation fails");
+            thread.join().expect("the thread should not panic").expect("no operation should fail");
         }
     });
 }
@@ -243,15 +243,15 @@ fn dropped_waits_for_all_leave_no_memory_behind() {
             assert_eq!(Arc::strong_count(&waker), 1, "the engine keeps the waker");
         });
         assert_flat("dropped waits for all during other work", MANY, |_| {
-            let other = engine.op("other").submit((), |()| ()).expect("the engine is open");
+            let other = engine.op("other").submit((), |()| ()).expect("the engine should be open");
             poll_heavily(&mut Box::pin(engine.wait_for_all_async()));
-            other.wait().expect("no operation fails");
+            other.wait().expect("no operation should fail");
         });
         assert_flat("waits for all that time out", MANY, |_| {
             assert_timed_out(engine.wait_for_all_timeout(Duration::ZERO));
         });
         done.complete();
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
@@ -259,9 +259,9 @@ fn dropped_waits_for_all_leave_no_memory_behind() {
 fn dropped_waits_for_a_group_leave_no_memory_behind() {
     alone_on(&KINDS, 2, |engine| {
         let (group, (sender, receiver)) = (engine.group(), mpsc::channel());
-        let pending = move |(), done| sender.send(done).expect("the test keeps the receiver");
-        group.op("pending").push_async((), pending).expect("the engine is open");
-        let done: Completion = receiver.recv().expect("the operation starts");
+        let pending = move |(), done| sender.send(done).expect("the test should keep the receiver");
+        group.op("pending").push_async((), pending).expect("the engine should be open");
+        let done: Completion = receiver.recv().expect("the operation should start");
         assert_flat("dropped waits for a group", MANY, |_| {
             let mut wait = Box::pin(group.wait_async());
             let waker = poll_heavily(&mut wait);
@@ -269,15 +269,15 @@ fn dropped_waits_for_a_group_leave_no_memory_behind() {
             assert_eq!(Arc::strong_count(&waker), 1, "the engine keeps the waker");
         });
         assert_flat("dropped waits for a group during other work", MANY, |_| {
-            let other = group.op("other").submit((), |()| ()).expect("the engine is open");
+            let other = group.op("other").submit((), |()| ()).expect("the engine should be open");
             poll_heavily(&mut Box::pin(group.wait_async()));
-            other.wait().expect("no operation fails");
+            other.wait().expect("no operation should fail");
         });
         assert_flat("waits for a group that time out", MANY, |_| {
             assert_timed_out(group.wait_timeout(Duration::ZERO));
         });
         done.complete();
-        group.wait().expect("no operation fails");
+        group.wait().expect("no operation should fail");
     });
 }
 
@@ -288,9 +288,9 @@ fn assert_dropped_waits_for_room_leave_memory_flat(engine: &Engine, group: Optio
     let op = || group.map_or_else(|| engine.op("waits"), |group| group.op("waits"));
     let fill = || {
         let (sender, receiver) = mpsc::channel();
-        let pending = move |(), done| sender.send(done).expect("the test keeps the receiver");
-        op().push_async((), pending).expect("the engine is open");
-        let done: Completion = receiver.recv().expect("the operation starts");
+        let pending = move |(), done| sender.send(done).expect("the test should keep the receiver");
+        op().push_async((), pending).expect("the engine should be open");
+        let done: Completion = receiver.recv().expect("the operation should start");
         done
     };
     let done = fill();
@@ -311,7 +311,7 @@ fn assert_dropped_waits_for_room_leave_memory_flat(engine: &Engine, group: Optio
             assert_eq!(Arc::strong_count(&waker), 1, "the engine keeps the waker");
         }
     });
-    engine.wait_for_all().expect("no operation fails");
+    engine.wait_for_all().expect("no operation should fail");
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn dropped_waits_for_room_leave_no_memory_behind() {
     for kind in KINDS {
         alone(move || {
             let engine = Engine::builder().kind(kind).workers(2).pin(false).max_pending(1).build();
-            assert_dropped_waits_for_room_leave_memory_flat(&engine.expect("the engine is built"), None);
+            assert_dropped_waits_for_room_leave_memory_flat(&engine.expect("an engine"), None);
             let engine = common::engine(kind, 2);
             let group = engine.group().max_pending(1);
             assert_dropped_waits_for_room_leave_memory_flat(&engine, Some(&group));
@@ -360,7 +360,7 @@ fn abandoned_waits_for_a_variable_leave_no_memory_behind() {
         let gate = hold(&engine, &token);
         assert_abandoned_waits_leave_memory_flat(&engine, &token);
         gate.open();
-        engine.wait_for_var(&token).expect("no operation fails");
+        engine.wait_for_var(&token).expect("no operation should fail");
     });
 }
 
@@ -369,11 +369,11 @@ fn abandoned_waits_behind_a_reader_leave_no_memory_behind() {
     alone_on(&THREADED, 2, |engine| {
         let (var, gate) = (engine.var(0), Gate::new());
         let inside = gate.clone();
-        engine.op("read").push(var.read(), move |_| inside.pass()).expect("the engine is open");
+        engine.op("read").push(var.read(), move |_| inside.pass()).expect("the engine should be open");
         assert_flat("waits for readers", 3 * MANY, |i| abandon_wait(&engine, var.token(), false, i));
-        engine.wait_to_read(&var).expect("the wait does not cover readers");
+        engine.wait_to_read(&var).expect("the wait should not cover readers");
         gate.open();
-        engine.wait_for_var(&var).expect("no operation fails");
+        engine.wait_for_var(&var).expect("no operation should fail");
     });
 }
 
@@ -383,13 +383,8 @@ fn abandoned_waits_for_a_device_leave_no_memory_behind() {
     for kind in THREADED {
         alone(move || {
             let gpu = SimulatedGpu::builder().clock(Clock::Manual).build();
-            let engine = Engine::builder()
-                .kind(kind)
-                .workers(2)
-                .pin(false)
-                .gpu(gpu.clone())
-                .build()
-                .expect("the engine is built");
+            let engine =
+                Engine::builder().kind(kind).workers(2).pin(false).gpu(gpu.clone()).build().expect("an engine");
             let var: Var<DeviceVec<u8>> = engine.device_var(Device::Gpu(0), 4).expect("memory");
             let issued = Gate::new();
             let inside = issued.clone();
@@ -397,11 +392,11 @@ fn abandoned_waits_for_a_device_leave_no_memory_behind() {
                 .op("launch")
                 .on(Device::Gpu(0))
                 .launch_any(var.write(), move |stream, _| {
-                    let mut stream = stream.simulated().expect("the device is simulated");
-                    stream.launch(Duration::from_secs(1), (), |()| {}).expect("the device works");
+                    let mut stream = stream.simulated().expect("the device should be simulated");
+                    stream.launch(Duration::from_secs(1), (), |()| {}).expect("the device should work");
                     inside.open();
                 })
-                .expect("the engine is open");
+                .expect("the engine should be open");
             issued.pass();
             assert_abandoned_waits_leave_memory_flat(&engine, var.token());
             let wait = engine.wait_for_var_async(&var);
@@ -413,9 +408,9 @@ fn abandoned_waits_for_a_device_leave_no_memory_behind() {
                     thread::yield_now();
                 }
             });
-            block_on(wait).expect("no operation fails");
+            block_on(wait).expect("no operation should fail");
             over.store(true, SeqCst);
-            clock.join().expect("the thread does not panic");
+            clock.join().expect("the thread should not panic");
         });
     }
 }
@@ -434,17 +429,17 @@ fn a_wait_that_joins_another_returns_the_failure() {
         });
         done.fail("as planned");
         let mut waits = waits.into_iter().flatten();
-        let first = failure(block_on(waits.next().expect("there are eight waits")));
+        let first = failure(block_on(waits.next().expect("there should be eight waits")));
         for wait in waits {
             assert!(failure(block_on(wait)).ptr_eq(&first));
         }
         for thread in threads {
-            assert!(failure(thread.join().expect("the thread does not panic")).ptr_eq(&first));
+            assert!(failure(thread.join().expect("the thread should not panic")).ptr_eq(&first));
         }
         // A later wait returns the same failure, until it is cleared.
         assert!(failure(engine.wait_for_var(&token)).ptr_eq(&first));
-        engine.clear_error(&token).expect("the engine is open");
-        engine.wait_for_var(&token).expect("the failure was cleared");
+        engine.clear_error(&token).expect("the engine should be open");
+        engine.wait_for_var(&token).expect("the failure should have been cleared");
     });
 }
 
@@ -466,20 +461,22 @@ fn a_wait_covers_earlier_pushes_and_no_later_ones() {
             engine
                 .op("second")
                 .writes([&token])
-                .push_async_any(raddle::cx(), move |_, done| sender.send(done).expect("the test keeps the receiver"))
-                .expect("the engine is open");
+                .push_async_any(raddle::cx(), move |_, done| {
+                    sender.send(done).expect("the test should keep the receiver");
+                })
+                .expect("the engine should be open");
             let mut behind = waits();
             first.complete();
             for wait in before {
-                block_on(wait).expect("no operation fails");
+                block_on(wait).expect("no operation should fail");
             }
-            let second = second.recv().expect("the operation starts");
+            let second = second.recv().expect("the operation should start");
             for wait in &mut behind {
                 assert!(poll_once(wait).is_pending(), "the wait ended before the second operation");
             }
             second.complete();
             for wait in behind {
-                block_on(wait).expect("no operation fails");
+                block_on(wait).expect("no operation should fail");
             }
             assert_eq!(token.version(), 2);
         }
@@ -508,7 +505,7 @@ fn a_wait_does_not_join_a_ready_wait_that_is_blocked() {
         blocked.pass();
         let waited = engine.wait_to_read_timeout(&other, common::SOON);
         released.open();
-        thread.join().expect("the thread does not panic");
+        thread.join().expect("the thread should not panic");
         failure(waited);
     });
 }
@@ -522,14 +519,14 @@ fn joined_waits_end_when_the_variable_is_deleted() {
         let before = [engine.wait_for_var_async(&token), engine.wait_for_var_async(&token)];
         let gone = Gate::new();
         let inside = gone.clone();
-        engine.delete_variable(&token, move |_| inside.open()).expect("the variable is not deleted");
+        engine.delete_variable(&token, move |_| inside.open()).expect("the variable should not be deleted");
         let behind = [engine.wait_for_var_async(&token), engine.wait_for_var_async(&token)];
         drop(token);
         done.complete();
-        before.into_iter().for_each(|wait| block_on(wait).expect("no operation fails"));
-        behind.into_iter().for_each(|wait| block_on(wait).expect("no operation fails"));
+        before.into_iter().for_each(|wait| block_on(wait).expect("no operation should fail"));
+        behind.into_iter().for_each(|wait| block_on(wait).expect("no operation should fail"));
         assert!(gone.is_open(), "the waits pushed after the deletion ended before it");
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
@@ -537,7 +534,8 @@ fn joined_waits_end_when_the_variable_is_deleted() {
 
 /// Returns one future of each kind. Each waits for the operation on `token` or for one queued behind it.
 fn futures(engine: &Engine, token: &Token) -> [Box<dyn Future<Output = bool> + Unpin>; 4] {
-    let handle: OpHandle<()> = engine.op("behind").reads([token]).submit((), |()| ()).expect("the engine is open");
+    let handle: OpHandle<()> =
+        engine.op("behind").reads([token]).submit((), |()| ()).expect("the engine should be open");
     let (var, read) = (engine.wait_for_var_async(token), engine.wait_to_read_async(token));
     let all = engine.wait_for_all_async();
     [
@@ -561,7 +559,7 @@ fn a_dropped_future_is_not_woken_and_a_moved_one_wakes_only_its_last_waker() {
             assert_eq!(Arc::strong_count(waker), 1, "the engine keeps the waker");
         }
         done.complete();
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
         for waker in dropped.iter().chain(&before) {
             assert_eq!(waker.woken.load(SeqCst), 0, "the waker of a dropped or moved future was woken");
         }
@@ -581,7 +579,7 @@ fn a_future_that_is_polled_often_keeps_one_waker() {
             assert_flat("polls of one future", MANY, |_| drop(poll_heavily(&mut future)));
         }
         done.complete();
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
     });
 }
 
@@ -604,8 +602,8 @@ fn a_future_is_woken_only_by_the_operations_it_waits_for() {
             "a future was woken while the first operation was pending"
         );
         first.complete();
-        block_on(one).expect("no operation fails");
-        block_on(other).expect("no operation fails");
+        block_on(one).expect("no operation should fail");
+        block_on(other).expect("no operation should fail");
         assert_eq!((waker.woken.load(SeqCst), others.woken.load(SeqCst)), (1, 1));
     });
 }
@@ -620,7 +618,7 @@ struct Busy {
 impl Busy {
     fn use_engine(&self) {
         self.used.fetch_add(1, SeqCst);
-        self.engine.op("by a waker").push_sync(|_| {}).expect("the engine is open");
+        self.engine.op("by a waker").push_sync(|_| {}).expect("the engine should be open");
         let _ = self.engine.wait_for_all_timeout(Duration::ZERO);
         let _ = self.engine.wait_for_var_timeout(&self.token, Duration::ZERO);
         drop(poll_once(&mut Box::pin(self.engine.wait_for_all_async())));
@@ -680,7 +678,7 @@ fn wakers_may_use_the_engine() {
             assert!(poll_with(&mut future, &busy[1].waker()).is_pending());
         }
         done.complete();
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
         for future in stay {
             assert!(block_on(future), "the future returned an error");
         }

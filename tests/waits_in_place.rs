@@ -121,7 +121,7 @@ fn inside<R: Send + 'static>(
     f: impl FnOnce(&Engine) -> Result<R, BoxError> + Send + 'static,
 ) -> Result<R, WaitError> {
     let inside = engine.downgrade();
-    engine.op("outer").try_submit((), move |()| f(&inside)).expect("the engine is open").wait()
+    engine.op("outer").try_submit((), move |()| f(&inside)).expect("the engine should be open").wait()
 }
 
 /// Pushes operations that run one after another, recording their threads in a variable.
@@ -185,7 +185,7 @@ fn children_of_the_awaited_operation_run_on_the_thread_of_the_waiter() {
                 move |(cx, _)| {
                     for _ in 0..3 {
                         let note = |threads: &mut Vec<_>| threads.push(thread::current().id());
-                        cx.child("child").push(threads.write(), note).expect("the parent holds the variable");
+                        cx.child("child").push(threads.write(), note).expect("the parent should hold the variable");
                     }
                 }
             });
@@ -227,7 +227,7 @@ fn a_wait_for_a_group_runs_no_members_that_were_pushed_later() {
                         again(&same, &stopped);
                     }
                 };
-                group.op("again").push((), next).expect("the engine is open");
+                group.op("again").push((), next).expect("the engine should be open");
             }
             let (group, stop) = (Arc::new(engine.group()), Arc::new(AtomicBool::new(false)));
             again(&group, &stop);
@@ -347,7 +347,7 @@ fn failures_of_operations_that_run_in_place_reach_the_waiter() {
             let panicked = inside.op("").submit((), |()| panic!("as planned"))?;
             let _: &OpHandle<()> = &panicked;
             assert!(matches!(failure(panicked.wait()).cause(), Cause::Panic(_)));
-            let skipped = inside.op("skipped").submit(same.read(), |_| unreachable!("`skipped` is skipped"))?;
+            let skipped = inside.op("skipped").submit(same.read(), |_| unreachable!("`skipped` should be skipped"))?;
             let _: &OpHandle<()> = &skipped;
             assert_eq!(failure(skipped.wait()).name(), "fails");
             let late = inside.op("").deadline(Instant::now()).submit((), |()| ())?;
@@ -505,7 +505,7 @@ fn beside(engine: &Engine, f: First) -> Result<i32, WaitError> {
     let (inside, again, kept) = (engine.downgrade(), value.clone(), Arc::new(Mutex::new(None)));
     let third = Arc::clone(&kept);
     let first = engine.op("first").reads([&gate]).submit(value.write(), move |_| {
-        let third = lock(&third).take().expect("all were pushed before the first one started");
+        let third = lock(&third).take().expect("all should have been pushed before the first one started");
         f(&inside, &again, third)
     });
     let (inside, again) = (engine.downgrade(), value.clone());
@@ -600,7 +600,7 @@ fn an_operation_that_runs_between_children_may_wait_for_the_parent() {
         let parent = engine.op("parent").with_children().reads([&gate]).submit(
             (cx(), held_by_parent.write()),
             move |(cx, _)| {
-                let awaited = lock(&awaited).take().expect("all were pushed before the first one started");
+                let awaited = lock(&awaited).take().expect("all should have been pushed before the first one started");
                 cx.child("child").push((), move |()| awaited.wait().unwrap()).unwrap();
             },
         );

@@ -156,7 +156,7 @@ fn a_gpu_operation_that_runs_for_too_long_is_reported() {
             .op("kernel")
             .on(Device::Gpu(0))
             .try_launch(value.write(), |stream, value| {
-                let mut stream = stream.simulated().expect("the device is simulated");
+                let mut stream = stream.simulated().expect("the device should be simulated");
                 Ok(stream.launch(Duration::from_millis(300), value, |value| value.fill(1))?)
             })
             .unwrap();
@@ -199,7 +199,7 @@ fn the_receiver_of_reports_may_panic_and_may_shut_the_engine_down() {
         let (go, wait) = mpsc::channel::<()>();
         engine.op("stuck").push((), move |()| _ = wait.recv()).unwrap();
         engine_sender.send(engine.clone()).unwrap();
-        assert!(receiver.recv().unwrap().is_err(), "an operation runs");
+        assert!(receiver.recv().unwrap().is_err(), "the shutdown succeeded although an operation was running");
         drop(go);
         drop(engine);
     });
@@ -279,7 +279,7 @@ fn a_lane_of_a_gpu_that_completes_nothing_is_reported() {
                 .op(name)
                 .on(Device::Gpu(0))
                 .try_launch(value.write(), move |stream, value| {
-                    let mut stream = stream.simulated().expect("the device is simulated");
+                    let mut stream = stream.simulated().expect("the device should be simulated");
                     Ok(stream.launch(time, value, |value| value.fill(1))?)
                 })
                 .unwrap();

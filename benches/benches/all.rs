@@ -174,7 +174,7 @@ fn main() {
         renew(&here.join("README.md"), &targets::table(&out));
     }
     let Some(headline) = headline(&out) else { return };
-    fs::write(out.join("headline.md"), &headline).expect("the headline can be written");
+    fs::write(out.join("headline.md"), &headline).expect("the headline should be written");
     println!("\n{headline}");
     if full {
         renew(&here.join("../README.md"), &headline);

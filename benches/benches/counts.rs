@@ -84,7 +84,7 @@ fn inside() {
         // The first rounds fill the record pools and free memory retired earlier.
         for round in 0..WARM_UP + 1 {
             let counted = round == WARM_UP;
-            let prepared = workload.prepare(&mut raddle, OPERATIONS).expect("raddle supports every workload");
+            let prepared = workload.prepare(&mut raddle, OPERATIONS).expect("raddle should support every workload");
             let go = occupy(raddle.engine());
             if counted {
                 dump("before");
@@ -180,12 +180,15 @@ fn parse(text: &str, programs: &mut HashMap<String, Option<Program>>) -> Option<
             // The address, the line and the count: the address absolute, or relative to that of the line before.
             let mut fields = line.split(' ');
             let position = fields.next()?;
-            let hex = |digits: &str| u64::from_str_radix(digits.trim_start_matches("0x"), 16).ok();
+            let number = |digits: &str| match digits.strip_prefix("0x") {
+                Some(digits) => u64::from_str_radix(digits, 16).ok(),
+                None => digits.parse().ok(),
+            };
             address = match position.split_at(1) {
-                ("+", distance) => address + hex(distance)?,
-                ("-", distance) => address - hex(distance)?,
+                ("+", distance) => address + number(distance)?,
+                ("-", distance) => address - number(distance)?,
                 ("*", _) => address,
-                _ => hex(position)?,
+                _ => number(position)?,
             };
             // The line after `calls=` repeats the count of the function called.
             if !std::mem::take(&mut is_call)
@@ -253,7 +256,7 @@ fn renew(counts: &Counts) {
     for (name, Count { instructions, locked }) in counts {
         text += &format!("{name} {instructions:.1} {locked:.2}\n");
     }
-    fs::write(baseline_file(), text).expect("the file can be written");
+    fs::write(baseline_file(), text).expect("the file should be written");
 }
 
 fn main() -> ExitCode {

@@ -401,7 +401,7 @@ fn paired(rate: u64, time: Duration, mut pushes: impl FnMut(&[u64]) -> Latencies
         if let Some((state, pair)) = pair {
             let sums = by_state.entry(state).or_insert_with(|| [histogram([]), histogram([])]);
             for (sum, slice) in sums.iter_mut().zip(pair) {
-                sum.add(slice).expect("the bounds are the same");
+                sum.add(slice).expect("the bounds should be the same");
             }
         }
     }

@@ -53,8 +53,8 @@ fn runs(engine: &Engine, push: &dyn Fn(u64)) -> f64 {
     (0..BATCH).for_each(push);
     engine.op("last").priority(-1).push_sync(move |_| _ = send.send(Instant::now())).expect("push");
     drop(go);
-    let first: Instant = receive.recv().expect("the operation runs");
-    let last: Instant = receive.recv().expect("the operation runs");
+    let first: Instant = receive.recv().expect("the operation should run");
+    let last: Instant = receive.recv().expect("the operation should run");
     engine.wait_for_all().expect("wait");
     each(last - first, BATCH)
 }
@@ -221,7 +221,7 @@ fn main() {
         let (n, operations) = RECURSION;
         let start = Instant::now();
         let result = fibonacci(engine, n).expect("push").wait().expect("wait");
-        assert_eq!(result, 2_584, "the Fibonacci number");
+        assert_eq!(result, 2_584, "the Fibonacci number is wrong");
         each(start.elapsed(), operations)
     });
     steps.other("push and run on `Naive`, 1 write", 1_000, || {

@@ -171,7 +171,7 @@ fn round(program: &Path) -> Result<String, String> {
 /// program fails.
 pub fn compare(rev: &str, benches: &[&str]) -> Result<(), String> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let root = here.parent().expect("the package is in the workspace");
+    let root = here.parent().expect("the package should be in the workspace");
     let commit = git(root, &["rev-parse", "--verify", "--end-of-options", &format!("{rev}^{{commit}}")])
         .map_err(|error| format!("`{rev}` is not a commit: {error}"))?;
     let short = git(root, &["rev-parse", "--short=12", &commit])?;
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_revision_that_does_not_exist_is_named() {
-        let error = compare("no-such-revision", &["push_run"]).expect_err("there is no such revision");
+        let error = compare("no-such-revision", &["push_run"]).expect_err("there should be no such revision");
         assert!(error.contains("`no-such-revision` is not a commit"), "{error}");
     }
 }

@@ -142,7 +142,7 @@ pub fn pinned<R: Send>(n: isize, f: impl FnOnce() -> R + Send) -> R {
             assert!(core_affinity::set_for_current(core), "the thread could not be pinned to {core:?}");
             f()
         });
-        thread.join().expect("the pinned thread")
+        thread.join().expect("the pinned thread should not panic")
     })
 }
 

@@ -161,7 +161,7 @@ impl Report {
     /// If the plot cannot be written.
     pub fn plot(&mut self, key: &str, title: &str, svg: &str) {
         let file = format!("{}-{key}.svg", self.name);
-        fs::write(folder().join(&file), svg).expect("the plot can be written");
+        fs::write(folder().join(&file), svg).expect("the plot should be written");
         _ = write!(self.body, "\n![{title}]({file})\n");
     }
 
@@ -181,14 +181,14 @@ impl Report {
         println!("\n{origin}");
         let folder = folder();
         fs::write(folder.join(format!("{name}.md")), format!("{head}\n{origin}\n{body}"))
-            .expect("the report can be written");
-        fs::write(folder.join(format!("{name}.csv")), csv).expect("the figures can be written");
+            .expect("the report should be written");
+        fs::write(folder.join(format!("{name}.csv")), csv).expect("the figures should be written");
     }
 }
 
 fn folder() -> PathBuf {
     let folder = machine::out();
-    fs::create_dir_all(&folder).expect("the folder for results can be made");
+    fs::create_dir_all(&folder).expect("the folder for results should be made");
     folder
 }
 

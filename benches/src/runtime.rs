@@ -157,12 +157,12 @@ pub fn occupy(engine: &Engine) -> std::sync::mpsc::Sender<()> {
     let (go, gone) = std::sync::mpsc::channel::<()>();
     let (busy, is_busy) = std::sync::mpsc::channel();
     let f = move |_: &OpContext<'_>| {
-        busy.send(()).expect("the pushing thread waits");
+        busy.send(()).expect("the pushing thread should wait");
         // Ends when the sender is dropped.
         _ = gone.recv();
     };
     engine.push_sync(f, [], []).expect("push");
-    is_busy.recv().expect("the worker runs the operation");
+    is_busy.recv().expect("the worker should run the operation");
     go
 }
 

@@ -303,7 +303,7 @@ const RECORDED_BYTES: usize = 64 << 20;
 
 /// Creates a progress bar, which indicatif hides unless it writes to a terminal.
 fn progress_bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg:44} {bar:24} {pos}/{len}").expect("the template is valid");
+    let style = ProgressStyle::with_template("{msg:44} {bar:24} {pos}/{len}").expect("the template should be valid");
     ProgressBar::no_length().with_style(style)
 }
 

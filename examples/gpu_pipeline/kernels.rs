@@ -108,7 +108,7 @@ pub mod cuda {
     }
 
     fn stream_of(stream: &mut GpuStream) -> Arc<CudaStream> {
-        stream.cuda().expect("the engine's only GPU is a CUDA device")
+        stream.cuda().expect("the engine's only GPU should be a CUDA device")
     }
 
     /// Launches a kernel that takes the addresses of `vecs` and their number of rows, and writes the last vector.
@@ -117,10 +117,10 @@ pub mod cuda {
         let bytes = vecs[0].len();
         assert!(
             vecs.iter().all(|vec| vec.len() == bytes) && bytes % WIDTH == 0,
-            "every vector has the same number of whole rows"
+            "the vectors do not have the same number of whole rows"
         );
         let pointers: Vec<u64> = vecs.iter().map(|vec| vec.cuda_ptr().expect("memory of a CUDA device")).collect();
-        let rows = u32::try_from(bytes / WIDTH).expect("the number of rows fits in 32 bits");
+        let rows = u32::try_from(bytes / WIDTH).expect("the number of rows should fit in 32 bits");
         let stream = stream_of(stream);
         let mut arguments = stream.launch_builder(kernel);
         for pointer in &pointers {

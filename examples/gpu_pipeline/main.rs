@@ -129,7 +129,8 @@ fn run(options: &Options, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
     let outcome = through(&pipeline, chunks, options.buffers.into())?;
     report_lane(out, "all together", outcome.time, gigabytes)?;
 
-    let (sum, longest) = (alone.iter().sum::<Duration>(), alone.iter().max().expect("four lanes were timed"));
+    let (sum, longest) =
+        (alone.iter().sum::<Duration>(), alone.iter().max().expect("four lanes should have been timed"));
     let part = |time: Duration| 100.0 * time.as_secs_f64() / outcome.time.as_secs_f64();
     writeln!(
         out,

@@ -73,7 +73,7 @@ fn simulated(
     stream: &mut GpuStream,
     launch: impl FnOnce(&mut raddle::SimulatedStream<'_>) -> Result<(), DeviceError>,
 ) -> Result<(), BoxError> {
-    let mut gpu = stream.simulated().expect("the engine's only GPU is a simulated one");
+    let mut gpu = stream.simulated().expect("the engine's only GPU should be a simulated one");
     Ok(launch(&mut gpu)?)
 }
 

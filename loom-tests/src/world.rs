@@ -64,7 +64,7 @@ impl Diary {
     }
 
     fn entry<R>(&self, number: usize, f: impl FnOnce(&mut Entry) -> R) -> R {
-        f(&mut self.entries.lock().expect("no thread panics under this lock")[number])
+        f(&mut self.entries.lock().expect("no thread should panic under this lock")[number])
     }
 }
 
@@ -132,7 +132,7 @@ impl World {
     fn make(&self, accesses: &[(usize, Mode)], passes_closed: bool) -> OpRef<Task> {
         assert!(accesses.is_sorted_by_key(|access| access.0));
         let number = {
-            let mut entries = self.diary.entries.lock().expect("no thread panics under this lock");
+            let mut entries = self.diary.entries.lock().expect("no thread should panic under this lock");
             entries.push(Entry { accesses: accesses.to_vec(), ..Entry::default() });
             entries.len() - 1
         };
@@ -292,7 +292,7 @@ impl World {
     /// # Panics
     /// If one of these checks fails.
     pub fn end(self: &Arc<Self>) {
-        let entries = self.diary.entries.lock().expect("no thread panics under this lock").clone();
+        let entries = self.diary.entries.lock().expect("no thread should panic under this lock").clone();
         for (number, entry) in entries.iter().enumerate() {
             assert!(!entry.ran.is_empty(), "operation {number} never became ready");
             assert_eq!(entry.ran.len(), 1, "operation {number} was ready twice");

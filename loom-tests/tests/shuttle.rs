@@ -535,7 +535,10 @@ fn pushes_to_a_pool_that_shuts_down() {
     let counts = threads.map(|(accesses, ran, thread)| (accesses, ran.load(Relaxed), ran, thread));
     for (accesses, at_the_end, ran, thread) in counts {
         let accepted = thread.join().unwrap();
-        assert_eq!(at_the_end, accepted, "accepted operations with {accesses} accesses: those that had run, and all");
+        assert_eq!(
+            at_the_end, accepted,
+            "accepted operations ({accesses} accesses each) had not run at the shutdown's end"
+        );
         assert_eq!(ran.load(Relaxed), at_the_end, "operations with {accesses} accesses ran after the shutdown");
     }
 }
@@ -705,7 +708,7 @@ fn families() {
     let pushed = pushes.join().unwrap();
     assert_eq!(completes.join().unwrap(), 2);
     assert_eq!(engine.get(&kept).unwrap(), pushed);
-    assert!(pushed >= 2, "the guard was alive");
+    assert!(pushed >= 2, "pushes failed although the guard was alive");
     assert_eq!((total.version(), kept.version()), (4, 2));
     engine.wait_for_all().unwrap();
     drop((total, kept));
@@ -736,7 +739,7 @@ struct WaitsFor {
 
 impl Wake for WaitsFor {
     fn wake(self: Arc<Self>) {
-        let next = self.next.lock().unwrap().take().expect("the waker is called once");
+        let next = self.next.lock().unwrap().take().expect("the waker should be called once");
         next.wait().unwrap();
         self.is_over.fetch_add(1, Relaxed);
     }
@@ -970,7 +973,7 @@ struct Life(mpsc::Sender<()>);
 
 impl Drop for Life {
     fn drop(&mut self) {
-        self.0.send(()).expect("the model keeps the receiver");
+        self.0.send(()).expect("the model should keep the receiver");
     }
 }
 

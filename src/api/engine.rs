@@ -806,8 +806,9 @@ impl Engine {
     /// Functions that have started run to completion, and the call waits for them; while such a function waits, the
     /// workers run what it may be waiting for. All other operations stay pending. Pushes are accepted unless a
     /// [limit](crate::EngineBuilder::max_pending) leaves no room. The pushed operations stay pending too, except for
-    /// ready deletions and ready [eager](crate::OpBuilder::eager) operations, which run on the pushing thread. A wait
-    /// for a pending operation returns only once the engine has been started again, or at the wait's time limit.
+    /// ready [eager](crate::OpBuilder::eager) operations, ready calls of [`delete_variable`](Self::delete_variable),
+    /// and ready drops of variables whose values need no drop, which run on the calling thread. A wait for a pending
+    /// operation returns only once the engine has been started again, or at the wait's time limit.
     ///
     /// Devices complete all issued work, and the call waits for it too. Nothing more is issued. The streams stay open,
     /// so objects that the program has bound to them remain valid. While the engine is stopped, no worker runs the

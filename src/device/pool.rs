@@ -126,7 +126,7 @@ mod tests {
     fn a_block_has_the_requested_size_or_at_most_a_quarter_more() {
         let mut last = 0;
         for bytes in (1..70_000).chain([LARGE - 1, LARGE, LARGE + 1, 5_000_000_000, isize::MAX as usize / 2]) {
-            let size = size_for(bytes).expect("the block can be addressed");
+            let size = size_for(bytes).expect("the block should be addressable");
             assert!(size >= last, "the block for {bytes} bytes is smaller than the one for fewer bytes");
             last = size;
             assert!(size >= bytes && (size - bytes <= bytes / 4 || size == ALIGNMENT), "{size} bytes for {bytes}");
@@ -148,13 +148,15 @@ mod tests {
     #[test]
     fn a_large_block_is_reused_for_a_little_less_but_not_for_much_less() {
         let (pool, mut count) = (Pool::new(), 0);
-        let block = pool.allocate(MemoryKind::Device, 2 * LARGE, asked(&mut count), |_, _| ()).expect("there is room");
+        let block =
+            pool.allocate(MemoryKind::Device, 2 * LARGE, asked(&mut count), |_, _| ()).expect("there should be room");
         pool.free(block);
-        let less = pool.allocate(MemoryKind::Device, LARGE + 1, asked(&mut count), |_, _| ()).expect("there is room");
+        let less =
+            pool.allocate(MemoryKind::Device, LARGE + 1, asked(&mut count), |_, _| ()).expect("there should be room");
         assert_eq!(less.bytes, LARGE + PAGE);
         let again = pool.allocate(MemoryKind::Device, 2 * LARGE - PAGE, asked(&mut count), |_, _| ());
-        assert_eq!(again.expect("there is room").bytes, 2 * LARGE);
-        assert_eq!(count, 2, "one of the three blocks came from the pool");
+        assert_eq!(again.expect("there should be room").bytes, 2 * LARGE);
+        assert_eq!(count, 2, "not exactly one of the three blocks came from the pool");
     }
 
     fn asked(count: &mut usize) -> impl FnMut(usize) -> Result<Address, DeviceError> {
@@ -167,12 +169,13 @@ mod tests {
     #[test]
     fn a_returned_block_is_reused_for_its_kind_and_size_only() {
         let (pool, mut count) = (Pool::new(), 0);
-        let block = pool.allocate(MemoryKind::Device, 1000, asked(&mut count), |_, _| ()).expect("there is room");
+        let block =
+            pool.allocate(MemoryKind::Device, 1000, asked(&mut count), |_, _| ()).expect("there should be room");
         pool.free(block);
         for (kind, bytes) in [(MemoryKind::Device, 1000), (MemoryKind::Device, 2000), (MemoryKind::Pinned, 1000)] {
-            pool.allocate(kind, bytes, asked(&mut count), |_, _| ()).expect("there is room");
+            pool.allocate(kind, bytes, asked(&mut count), |_, _| ()).expect("there should be room");
         }
-        assert_eq!(count, 3, "one of the four blocks came from the pool");
+        assert_eq!(count, 3, "not exactly one of the four blocks came from the pool");
     }
 
     #[test]
@@ -185,7 +188,8 @@ mod tests {
 
     fn releases_if_refused_with(code: i32) {
         let (pool, mut count, mut released) = (Pool::new(), 0, Vec::new());
-        let block = pool.allocate(MemoryKind::Device, 1000, asked(&mut count), |_, _| ()).expect("there is room");
+        let block =
+            pool.allocate(MemoryKind::Device, 1000, asked(&mut count), |_, _| ()).expect("there should be room");
         let size = block.bytes;
         pool.free(block);
         let mut full = true;
@@ -201,16 +205,17 @@ mod tests {
             MemoryKind::Device,
             5000,
             |_| Err(DeviceError::refused(code, "full")),
-            |_, _| panic!("no block is free"),
+            |_, _| panic!("a block was released although none was free"),
         );
-        assert_eq!(none.expect_err("there is no room").code(), code);
+        assert_eq!(none.expect_err("there should be no room").code(), code);
     }
 
     /// The error is that of a call refused because another thread of the process is capturing a graph.
     #[test]
     fn free_blocks_stay_if_an_allocation_fails_for_a_reason_other_than_lack_of_memory() {
         let (pool, mut count) = (Pool::new(), 0);
-        let block = pool.allocate(MemoryKind::Device, 1000, asked(&mut count), |_, _| ()).expect("there is room");
+        let block =
+            pool.allocate(MemoryKind::Device, 1000, asked(&mut count), |_, _| ()).expect("there should be room");
         pool.free(block);
         let refused = || DeviceError::refused(900, "not now");
         let mut asked = 0;
@@ -218,7 +223,8 @@ mod tests {
             asked += 1;
             Err(refused())
         };
-        let error = pool.allocate(MemoryKind::Device, 5000, ask, |_, _| panic!("released")).expect_err("not now");
+        let error =
+            pool.allocate(MemoryKind::Device, 5000, ask, |_, _| panic!("a block was released")).expect_err("a refusal");
         assert_eq!((error.code(), asked), (900, 1));
     }
 }

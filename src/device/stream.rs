@@ -523,7 +523,7 @@ mod tests {
         for (refused, expected) in [("lane record", 1), ("other wait", 2)] {
             let (calls, result, mut lane) = include(&[refused]);
             assert_eq!(calls.made().len(), expected, "{:?}", calls.made());
-            assert_eq!(result.expect_err("the call was refused").code(), 801);
+            assert_eq!(result.expect_err("the call should be refused").code(), 801);
             assert!(lane.given_up().is_none());
             lane.inner().mark(1).unwrap();
         }
@@ -538,7 +538,7 @@ mod tests {
             let made = calls.made();
             assert_eq!(made.iter().filter(|call| *call == refused).count(), MARK_TRIES as usize, "{made:?}");
             assert_eq!(made.len(), others + MARK_TRIES as usize, "{made:?}");
-            assert_eq!(result.expect_err("the call was refused").code(), 801);
+            assert_eq!(result.expect_err("the call should be refused").code(), 801);
             assert_eq!(lane.given_up().map(DeviceError::message), Some("not now"));
             // The work issued on the stream must still be waited for.
             assert_eq!(Arc::strong_count(&calls.0), 2, "the stream was dropped");
@@ -549,9 +549,9 @@ mod tests {
                 lane.inner().record().map(drop),
                 lane.finish(),
             ] {
-                assert_eq!(result.expect_err("the stream is dead").message(), "not now");
+                assert_eq!(result.expect_err("the stream should be dead").message(), "not now");
             }
-            assert_eq!(calls.made(), made, "the stream itself was not called");
+            assert_eq!(calls.made(), made, "the stream itself was called");
         }
     }
 }

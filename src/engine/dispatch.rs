@@ -3,7 +3,7 @@
 //! | the operation | runs |
 //! |---|---|
 //! | is [inline](flag::INLINE): it takes no time | on this thread, immediately |
-//! | is [eager](flag::EAGER), and is ready when this thread pushes it | on this thread, immediately |
+//! | is [eager](flag::EAGER), is no child, and is ready when this thread pushes it | on this thread, immediately |
 //! | belongs to a naive engine, which has no workers, or to a closed one, whose workers may have ended | on this thread |
 //! | belongs to a GPU | on the thread of its lane on that GPU |
 //! | is none of these | on a worker of its lane |
@@ -67,7 +67,8 @@ impl Core {
         }
     }
 
-    /// Schedules a ready operation on its lane, where a waiter may take it, or passes it to the shuffler.
+    /// Schedules a ready operation on its lane, where a waiter may take it if it has a handle, or passes it to the
+    /// shuffler.
     fn schedule(self: &Arc<Self>, op: OpRef<Task>) {
         let Some(op) = self.shuffle(op) else { return };
         if self.gpus.is_empty() {

@@ -42,7 +42,8 @@ pub(crate) enum Epilogue {
     Nothing,
     /// The operation only has to be counted out.
     CountOut(Ticket),
-    /// A result must be reported, or program code must run, before the operation is counted out.
+    /// Program code must run before the operation is counted out: the function's drop, wakers, the drops of values. The
+    /// result has been set.
     CleanUp(Completed),
     /// The operation is asynchronous and has started. Program code remains to be run here; the operation ends and is
     /// counted out elsewhere.
@@ -66,7 +67,7 @@ pub(crate) enum FnState {
     NotCalled,
 }
 
-/// A complete operation for which program code must still run or a result must still be reported.
+/// A complete operation whose result has been set, with the program code that must still run.
 pub(crate) struct Completed {
     pub(super) op: Hold<Task>,
     pub(super) result: Result<(), OpError>,

@@ -3,7 +3,8 @@
 //! [`Core::push`] takes these steps:
 //!
 //! 1. [`check_and_sort`](Core::check_and_sort): the push is refused unless every variable belongs to this engine and is
-//!    not deleted. The accesses are sorted by variable, and accesses to the same variable are merged.
+//!    not deleted, or if the function would receive two references to a value, one of them mutable. The accesses are
+//!    sorted by variable, and accesses to the same variable are merged.
 //! 2. [`begin_inline`](Core::begin_inline): the operation is counted as pending and receives a record, if the engine
 //!    accepts it.
 //! 3. [`Task::fill`]: the function is moved into the record.

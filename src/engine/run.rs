@@ -1,8 +1,9 @@
 //! Running a ready operation: calling its function or skipping the operation, and then completing it.
 //!
 //! Most operations are *plain*: nothing keeps them from running on the CPU, they complete when their function returns,
-//! and they have neither a failure nor a result to report. [`execute_inline`](Core::execute_inline) runs plain
-//! operations on a fast path, [`execute_recorded`](Core::execute_recorded) does so while recording them, and
+//! they have neither a failure nor a result to report, and they change their variables' versions.
+//! [`execute_inline`](Core::execute_inline) runs plain operations on a fast path,
+//! [`execute_recorded`](Core::execute_recorded) does so while recording them, and
 //! [`execute_otherwise`](Core::execute_otherwise) runs all others.
 
 use std::sync::Arc;

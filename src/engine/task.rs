@@ -8,7 +8,9 @@
 //! 3. *Started* ([`Op::start`]), at most once: the function has run or is running. If the function does not run, it is
 //!    [discarded](Op::discard) in the epilogue instead.
 //! 4. *Reported* ([`Op::report`]): the result is set, if the operation reports one.
-//! 5. *Dropped*, with the record.
+//! 5. *Dropped*: by the last holder, or, if accesses still have shares of the record then, with the last share. If the
+//!    record's only access keeps the record, the task is dropped before that access is marked done. The record is
+//!    retired later.
 //!
 //! # Who may touch what
 //!

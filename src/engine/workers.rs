@@ -198,7 +198,7 @@ mod tests {
         let inner = engine.clone();
         let next = engine.op("nest").submit((), move |()| if depth == 0 { 0 } else { nest(&inner, depth - 1) });
         // The wait has a time limit, since the operation would otherwise run in place.
-        1 + next.expect("the engine is open").wait_timeout(Duration::from_secs(60)).expect("nothing fails")
+        1 + next.expect("the engine should be open").wait_timeout(Duration::from_secs(60)).expect("nothing should fail")
     }
 
     /// In these tests, a thread without a worker ends after one millisecond.
@@ -206,8 +206,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "starts a thousand threads")]
     fn threads_that_come_and_go_leave_nothing_behind() {
         const DEPTH: usize = 40;
-        let engine =
-            Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).build().expect("the engine is built");
+        let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).build().expect("an engine");
         let threads = engine.core().threads();
         let (lives, known) = (|| threads.count().0, || threads.count().1);
         let before = known();
@@ -226,7 +225,7 @@ mod tests {
     #[test]
     fn no_two_engines_have_the_same_number() {
         let numbers = [(); 2].map(|()| {
-            let engine = Engine::builder().kind(EngineKind::Naive).build().expect("the engine is built");
+            let engine = Engine::builder().kind(EngineKind::Naive).build().expect("an engine");
             engine.core().threads().engine()
         });
         assert!(numbers[0] != numbers[1] && !numbers.contains(&0));

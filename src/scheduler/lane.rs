@@ -135,9 +135,9 @@ impl<T> Lane<T> {
         self.loans.give_back();
     }
 
-    /// Injects a ready operation from outside and notifies the workers. An operation must enter an injector with
-    /// several poppers at most once: otherwise, a popper could mistake the operation's second stay there for the first
-    /// (head of `injector`).
+    /// Injects a ready operation and notifies the workers. A worker also calls this if its deque cannot take the
+    /// operation. An operation must enter an injector with several poppers at most once: otherwise, a popper could
+    /// mistake the operation's second stay there for the first (head of `injector`).
     #[inline]
     pub fn inject(&self, op: OpRef<T>) {
         #[cfg(any(raddle_loom, raddle_shuttle))]

@@ -343,7 +343,7 @@ impl<T> Worker<T> {
         Some(op)
     }
 
-    /// Counts an operation of the worker's own that did not come from the slot.
+    /// Counts an operation that did not come from the slot against the budget, and records the budget that is left.
     #[inline]
     fn count_served(&self) {
         let budget = self.budget.get() - 1;

@@ -105,7 +105,7 @@ mod tests {
         let old = VALUE.0.swap(Box::leak(Box::new(foreign)), Relaxed);
         assert_eq!(*VALUE.get(|| 4), 4);
         // SAFETY: the value was leaked and is never freed.
-        assert_eq!(unsafe { &*old }.value, 1, "the old value is kept");
+        assert_eq!(unsafe { &*old }.value, 1, "the old value was changed");
     }
 
     #[test]

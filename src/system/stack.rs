@@ -128,8 +128,8 @@ mod tests {
             depth + usize::from(page[depth % PAGE])
         }
         for size in [1 << 20, 8 << 20] {
-            let thread = thread::Builder::new().stack_size(size).spawn(|| descend(0)).expect("a thread starts");
-            let pages = thread.join().expect("the stack is large enough");
+            let thread = thread::Builder::new().stack_size(size).spawn(|| descend(0)).expect("a thread should start");
+            let pages = thread.join().expect("the stack should be large enough");
             assert!(pages * 4096 > size / 4, "{pages} of {size}");
         }
     }
@@ -144,7 +144,7 @@ mod tests {
                 (is_short(), thread::current().name().map(str::to_owned))
             })
         };
-        let (short, name) = value.expect("a thread starts");
+        let (short, name) = value.expect("a thread should start");
         assert_eq!((local, short), (2, Some(false)));
         assert_eq!(name.as_deref(), thread::current().name());
     }

@@ -171,9 +171,9 @@ mod tests {
     fn a_thread_is_restricted_to_the_given_cores() {
         let kept = std::thread::spawn(|| {
             let before = allowed();
-            assert!(!before.is_empty(), "Linux reports the cores");
+            assert!(!before.is_empty(), "Linux reports no cores");
             assert!(!keep_to(&[]), "an empty set must be refused");
-            assert!(!keep_to(&[MAX_CORES + 1]), "this core does not exist");
+            assert!(!keep_to(&[MAX_CORES + 1]), "a core that does not exist was accepted");
             assert!(keep_to(&[before[0], MAX_CORES + 1]));
             assert_eq!(*allowed(), before[..1]);
             assert_eq!(
@@ -183,11 +183,11 @@ mod tests {
                     std::thread::available_parallelism().map_or(1, NonZero::get)
                 })
                 .join()
-                .expect("the thread does not panic")
+                .expect("the thread should not panic")
             );
             assert_eq!(allowed().len(), 1, "asking for other cores must not move the thread");
         });
-        kept.join().expect("the thread does not panic");
+        kept.join().expect("the thread should not panic");
     }
 
     #[test]

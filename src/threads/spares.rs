@@ -236,11 +236,11 @@ mod tests {
                     let (spares, start) = (&spares, &start);
                     scope.spawn(move || {
                         start.wait();
-                        spares.offer(worker).expect("two threads wait");
+                        spares.offer(worker).expect("two threads should wait");
                     });
                 }
                 start.wait();
-                waits.map(|wait| wait.join().expect("the thread does not panic")).iter().sum()
+                waits.map(|wait| wait.join().expect("the thread should not panic")).iter().sum()
             });
             assert_eq!(taken, 3);
         }
@@ -258,7 +258,7 @@ mod tests {
                 });
                 start.wait();
                 let offered = spares.offer(()).is_ok();
-                assert_eq!(wait.join().expect("the thread does not panic").is_some(), offered);
+                assert_eq!(wait.join().expect("the thread should not panic").is_some(), offered);
                 taken += u32::from(offered);
             });
             assert!(lock(&spares.0).slots.is_empty());
@@ -281,9 +281,10 @@ mod tests {
                 })
                 .collect();
             for worker in [3, 2, 1] {
-                spares.offer(worker).expect("a thread waits");
+                spares.offer(worker).expect("a thread should wait");
             }
-            let taken: Vec<_> = waits.into_iter().map(|wait| wait.join().expect("the thread does not panic")).collect();
+            let taken: Vec<_> =
+                waits.into_iter().map(|wait| wait.join().expect("the thread should not panic")).collect();
             assert_eq!(taken, [Some(1), Some(2), Some(3)]);
         });
     }
@@ -297,7 +298,7 @@ mod tests {
                 thread::yield_now();
             }
             spares.end();
-            assert!(wait.join().expect("the thread does not panic").is_none());
+            assert!(wait.join().expect("the thread should not panic").is_none());
         });
         assert!(spares.wait(None).is_none());
         assert!(spares.have_ended());

@@ -454,15 +454,17 @@ mod tests {
             LOCAL.set(Some(Blocks(sender, held)));
             inner.leave(number);
         };
-        threads.spawn(Stay::Passing, name.to_owned(), main).expect("a thread starts");
-        inside.recv_timeout(AWHILE).expect("the destructor runs");
+        threads.spawn(Stay::Passing, name.to_owned(), main).expect("a thread should start");
+        inside.recv_timeout(AWHILE).expect("the destructor should run");
         release
     }
 
     /// Starts a thread that ends on its own.
     fn spawn_short(threads: &Arc<ThreadList>) {
         let inner = Arc::clone(threads);
-        threads.spawn(Stay::Passing, "short".to_owned(), move |number| inner.leave(number)).expect("a thread starts");
+        threads
+            .spawn(Stay::Passing, "short".to_owned(), move |number| inner.leave(number))
+            .expect("a thread should start");
     }
 
     #[test]
@@ -487,12 +489,12 @@ mod tests {
         let inner = Arc::clone(&threads);
         let other = thread::spawn(move || {
             inner.join_all();
-            sender.send(()).expect("the receiver exists");
+            sender.send(()).expect("the receiver should exist");
         });
         assert!(joined.recv_timeout(MOMENT).is_err(), "a destructor was not waited for");
         drop(release);
-        joined.recv_timeout(AWHILE).expect("join_all returns");
-        other.join().expect("the thread does not panic");
+        joined.recv_timeout(AWHILE).expect("join_all should return");
+        other.join().expect("the thread should not panic");
         assert_eq!(threads.count().1, 0);
     }
 
@@ -501,8 +503,8 @@ mod tests {
         let threads = Arc::new(ThreadList::default());
         let (release, held) = mpsc::channel::<()>();
         let hold = move |_| _ = held.recv();
-        threads.spawn(Stay::Passing, "held".to_owned(), hold).expect("a thread starts");
-        threads.spawn(Stay::Passing, "short".to_owned(), |_| ()).expect("a thread starts");
+        threads.spawn(Stay::Passing, "held".to_owned(), hold).expect("a thread should start");
+        threads.spawn(Stay::Passing, "short".to_owned(), |_| ()).expect("a thread should start");
         let join = || threads.join_until(Instant::now() + Duration::from_millis(20));
         let start = Instant::now();
         while join() != Err(vec!["held".to_owned()]) {
@@ -529,7 +531,7 @@ mod tests {
             })
         };
         for time in [Duration::ZERO, MOMENT] {
-            let left = join(time).expect_err("three threads have not ended");
+            let left = join(time).expect_err("three threads should not have ended");
             assert!(names.iter().all(|name| left.iter().any(|left| left == name)), "{left:?}");
         }
         // The blocked threads do not keep the others from being joined.
@@ -545,7 +547,7 @@ mod tests {
     fn a_join_ends_when_its_threads_are_not_to_end_any_more() {
         let threads = Arc::new(ThreadList::default());
         let (release, held) = mpsc::channel::<()>();
-        threads.spawn(Stay::Passing, "held".to_owned(), move |_| _ = held.recv()).expect("a thread starts");
+        threads.spawn(Stay::Passing, "held".to_owned(), move |_| _ = held.recv()).expect("a thread should start");
         for limit in [None, Some(AWHILE)] {
             let are_to_end = AtomicBool::new(true);
             thread::scope(|scope| {
@@ -559,7 +561,7 @@ mod tests {
                 // Relaxed: the list's lock is taken afterwards.
                 are_to_end.store(false, Relaxed);
                 threads.look_again();
-                assert_eq!(join.join().expect("the thread does not panic"), Ok(()));
+                assert_eq!(join.join().expect("the thread should not panic"), Ok(()));
             });
         }
         drop(release);
@@ -579,7 +581,7 @@ mod tests {
         assert_eq!(left, Err(vec!["blocked".to_owned()]));
         assert_eq!(lock(&threads.list).asked, 0);
         drop(release);
-        other.join().expect("the thread does not panic");
+        other.join().expect("the thread should not panic");
     }
 
     #[test]
@@ -587,7 +589,7 @@ mod tests {
         let threads = Arc::new(ThreadList::default());
         threads
             .spawn(Stay::Passing, String::new(), |_| std::panic::resume_unwind(Box::new(())))
-            .expect("a thread starts");
+            .expect("a thread should start");
         threads.join_all();
         assert_eq!(threads.count(), (1, 0));
     }
@@ -603,7 +605,7 @@ mod tests {
         let threads = Arc::new(ThreadList::default());
         threads
             .spawn(Stay::Passing, String::new(), |_| std::panic::resume_unwind(Box::new(PanicsOnDrop)))
-            .expect("a thread starts");
+            .expect("a thread should start");
         threads.join_all();
         assert_eq!(threads.count(), (1, 0));
     }

@@ -430,7 +430,7 @@ mod tests {
                         assert_eq!(slot.is_some(), fits && count < 2);
                         let Some(slot) = slot else { continue };
                         // SAFETY: (1): it is the slot of a push.
-                        let event = unsafe { read(|| Some(slot), |_| 5_000) }.expect("there is an event");
+                        let event = unsafe { read(|| Some(slot), |_| 5_000) }.expect("there should be an event");
                         assert_eq!((event.ticks, event.op), (ticks, OpId(77)));
                         let What::Pushed(pushed) = event.what else { panic!("not a push: {event:?}") };
                         assert_eq!((pushed.name, pushed.location), (Name::EMPTY, head.location));
@@ -441,14 +441,14 @@ mod tests {
                 slots.push(short(124, OpId(1), Short::Ready));
                 let mut slots = slots.into_iter();
                 // SAFETY: (1): they are the slots of a push and of another event.
-                let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there is an event");
+                let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there should be an event");
                 assert_eq!((event.ticks, event.op), (123, OpId(u64::MAX)));
                 let What::Pushed(pushed) = event.what else { panic!("not a push: {event:?}") };
                 assert_eq!((pushed.name, pushed.location), (name, head.location));
                 assert_eq!((pushed.priority, pushed.engine, pushed.lane), (33, 500, 9));
                 assert_eq!((pushed.internal, pushed.accesses), (head.internal, accesses));
                 // SAFETY: (1): the remaining slots belong to the other event.
-                let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there is another event");
+                let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there should be another event");
                 assert!(matches!(event.what, What::Ready) && slots.next().is_none());
             }
         }
@@ -464,11 +464,11 @@ mod tests {
         for place in places {
             let mut slots = [short(1, OpId(2), Short::Started(place))].into_iter();
             // SAFETY: (1): it is the slot of an event.
-            let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there is an event");
+            let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there should be an event");
             assert!(matches!(event.what, What::Started(read) if read == place), "{event:?}");
             let mut slots = [ran(9, OpId(2), Outcome::Skipped, 5, place.to_word())].into_iter();
             // SAFETY: (1): it is the slot of an event.
-            let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there is an event");
+            let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there should be an event");
             assert_eq!((event.ticks, event.op), (9, OpId(2)));
             let What::Ran { place: read, from: 5, outcome: Outcome::Skipped } = event.what else {
                 panic!("another event: {event:?}")

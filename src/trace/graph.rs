@@ -151,7 +151,11 @@ mod tests {
         // The walk finds the cycle of four nodes first and reaches the others later.
         let apart = [vec![1], vec![2], vec![3], vec![0], vec![5], vec![4], vec![7], vec![8], vec![6]];
         assert_eq!(shortest(&apart, 64), Some(vec![4, 5]));
-        assert_eq!(shortest(&apart, 1), Some(vec![4, 5]), "the head of the shortest known cycle is searched first");
+        assert_eq!(
+            shortest(&apart, 1),
+            Some(vec![4, 5]),
+            "the head of the shortest known cycle was not searched first"
+        );
         // The edge from 3 to 1 closes a cycle of three nodes; a shorter one through 1 uses the edge from 1 to 3, which
         // the walk finds only after 3 is done.
         let nested = [vec![1], vec![2, 3], vec![3], vec![1, 0]];

@@ -222,7 +222,7 @@ fn readers_run_side_by_side_and_writers_alone_and_each_record_is_retired() {
     assert_eq!(end(ops[5]), []);
     assert_eq!(end(ops[4]), []);
     let kept: Vec<_> = tasks.iter().map(|task| task.strong_count()).collect();
-    assert_eq!(kept, [0, 0, 0, 0, 0, 1], "only the last access of the variable keeps its record");
+    assert_eq!(kept, [0, 0, 0, 0, 0, 1], "the records kept are not just that of the last access");
     drop(var);
     assert_eq!(tasks[5].strong_count(), 0);
 }
@@ -380,7 +380,7 @@ fn a_completion_advances_the_tail_past_the_accesses_that_it_spends() {
     // word.
     let (reader, ready) = pushed(&[(&a, Read)]);
     assert!(ready);
-    assert_eq!(finish_push(half, 0, &guard), READY, "the completion has satisfied its first access");
+    assert_eq!(finish_push(half, 0, &guard), READY, "the access that the completion has satisfied was not counted");
     assert_eq!(end(half), []);
     assert_eq!(end(reader), []);
 }
@@ -393,7 +393,7 @@ fn an_operation_whose_predecessor_completes_during_its_push_is_ready_for_its_pus
     let second = operation(&[(&a, Write), (&b, Write)]);
     let satisfied = begun(second, &guard);
     assert_eq!(satisfied, 0);
-    assert_eq!(end(first), [], "the push is not over");
+    assert_eq!(end(first), [], "an operation was ready before its push was over");
     assert_eq!(finish_push(second, satisfied, &guard), READY);
     assert_eq!(end(second), []);
 }
@@ -555,7 +555,7 @@ fn followers_are_the_conflicting_accesses_up_to_the_next_writer_of_each_variable
         seen
     };
     let (first, _) = pushed(&[(&a, Write), (&b, Read)]);
-    assert!(seen(first).is_empty(), "nothing has been pushed behind it");
+    assert!(seen(first).is_empty(), "an operation has a follower although nothing was pushed behind it");
     let (reader, _) = pushed(&[(&a, Read), (&b, Read)]);
     let (wait, _) = pushed(&[(&a, Await)]);
     let (writer, _) = pushed(&[(&a, Write), (&b, Overwrite)]);
@@ -717,7 +717,7 @@ fn the_worked_example_happens_as_drawn() {
         drop(b.owned().completed(if b_completes_first { 1 } else { 2 }));
         assert_eq!(end(c), []);
         let kept = example.tasks.each_ref().map(Weak::strong_count);
-        assert_eq!(kept, [0, 0, 1], "only the last operation's record is kept, by its variables");
+        assert_eq!(kept, [0, 0, 1], "the records kept are not just that of the last operation");
     }
 }
 

@@ -72,7 +72,7 @@ pub const THREADED: [EngineKind; 2] = [EngineKind::Pooled, EngineKind::PerDevice
 /// Builds an engine of `kind` with `workers` workers. They are unpinned, because pinned workers of concurrent tests
 /// could share a core while other cores are idle.
 pub fn engine(kind: EngineKind, workers: usize) -> Engine {
-    Engine::builder().kind(kind).workers(workers).pin(false).build().expect("the engine is built")
+    Engine::builder().kind(kind).workers(workers).pin(false).build().expect("an engine")
 }
 
 /// Builds engines of every kind, each with a name for messages. An engine has one, two or four workers; depending on
@@ -91,7 +91,7 @@ pub fn all_engines() -> Vec<(String, Engine)> {
             let engine = Engine::builder().kind(kind).workers(workers).idle(idle).pin(pinned).build();
             let pins = if pinned { ", pinned" } else { "" };
             let name = format!("{kind} with {workers} workers, {idle:?}{pins}");
-            engines.push((name, engine.expect("the engine is built")));
+            engines.push((name, engine.expect("an engine")));
         }
     }
     engines
@@ -118,9 +118,9 @@ pub fn watched_for(limit: Duration, f: impl FnOnce() + Send + 'static) {
             // The receiver is dropped if the time limit has passed.
             let _ = sender.send(result);
         })
-        .expect("a thread starts");
+        .expect("a thread should start");
     match receiver.recv_timeout(limit) {
-        Ok(Ok(())) => watched.join().expect("the thread has caught its panics"),
+        Ok(Ok(())) => watched.join().expect("the thread should have caught its panics"),
         Ok(Err(payload)) => panic::resume_unwind(payload),
         Err(_) => panic!("{name} hangs: it has not ended within {limit:?}"),
     }
@@ -228,7 +228,7 @@ pub fn occupy(engine: &Engine, workers: usize) -> Gate {
                 meeting.join();
                 gate.pass();
             })
-            .expect("the engine is open");
+            .expect("the engine should be open");
     }
     meeting.join();
     gate
@@ -250,7 +250,7 @@ pub fn hold(engine: &Engine, token: &Token) -> Gate {
                 done.complete();
             });
         })
-        .expect("the engine is open");
+        .expect("the engine should be open");
     started.pass();
     gate
 }
@@ -446,7 +446,7 @@ pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
             let _ = self.0.wait();
         }
     }
-    let exe = env::current_exe().expect("the test binary has a path");
+    let exe = env::current_exe().expect("the test binary should have a path");
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, SeqCst);
     let output = env::temp_dir().join(format!("raddle-test-{}-{number}", std::process::id()));
@@ -460,11 +460,11 @@ pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
         .stdout(file.try_clone().expect("a second handle to the file"))
         .stderr(file)
         .spawn()
-        .expect("the test binary starts");
+        .expect("the test binary should start");
     let mut child = Kill(child);
     let start = Instant::now();
     let status = loop {
-        if let Some(status) = child.0.try_wait().expect("the child can be waited for") {
+        if let Some(status) = child.0.try_wait().expect("waiting for the child should succeed") {
             break Some(status);
         }
         if start.elapsed() > PATIENCE {
@@ -529,7 +529,7 @@ pub fn mapped_bytes() -> usize {
 #[cfg(target_os = "linux")]
 fn status_bytes(what: &str) -> usize {
     let status = fs::read_to_string("/proc/self/status").expect("procfs");
-    let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("the status has this line");
+    let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("the status should have this line");
     line.trim().trim_end_matches("kB").trim().parse::<usize>().expect("a number of kB") * 1024
 }
 
@@ -568,10 +568,10 @@ pub fn at_the_first_deferred_push(engine: &Engine, f: impl FnOnce(OpHandle<()>) 
                 descend(&inside, &inner);
             }
         };
-        let next = engine.op("deep").submit((), function).expect("the engine is open");
+        let next = engine.op("deep").submit((), function).expect("the engine should be open");
         if !ran.is_open() {
             let f = lock(f).take();
-            f.expect("only one push is deferred")(next);
+            f.expect("only one push should be deferred")(next);
         }
     }
     let f: Deep = Arc::new(Mutex::new(Some(Box::new(f))));

@@ -40,6 +40,6 @@ impl Drop for NoThreads {
     fn drop(&mut self) {
         Self::set(self.before);
         self.over.open();
-        self.parked.drain(..).for_each(|thread| thread.join().expect("a parked thread only waits"));
+        self.parked.drain(..).for_each(|thread| thread.join().expect("a parked thread should not panic"));
     }
 }

@@ -792,7 +792,7 @@ impl World {
             Step::WaitToRead(variable) => Some(answer(engine.wait_to_read(&self.variables[variable]).map(done))),
             Step::WaitForAll => Some(answer(engine.wait_for_all().map(done))),
             Step::ClearError(variable) => {
-                engine.clear_error(&self.variables[variable]).expect("the variable belongs to the engine");
+                engine.clear_error(&self.variables[variable]).expect("the variable should belong to the engine");
                 None
             }
         }
@@ -833,9 +833,9 @@ impl World {
         match id % 4 {
             2 if is_limited => match describe().if_room() {
                 Err(PushError::Full) => describe(),
-                admitted => admitted.expect("the engine is open"),
+                admitted => admitted.expect("the engine should be open"),
             },
-            3 if is_limited => block_on(describe().when_room()).expect("the engine is open"),
+            3 if is_limited => block_on(describe().when_room()).expect("the engine should be open"),
             _ => describe(),
         }
     }
@@ -880,7 +880,7 @@ impl World {
         };
         record.ended.store(self.time(), Relaxed);
         self.pushed.fetch_add(1, SeqCst);
-        pushed.expect("the program declares variables of the engine without aliases");
+        pushed.expect("the program should declare variables of the engine without aliases");
     }
 
     fn operator(self: &Arc<Self>, engine: &Engine, number: usize) -> Operator {
@@ -907,7 +907,7 @@ impl World {
                 .describe_untyped(engine, name, operation)
                 .operator_sync(move |cx| world.body(world.next_run(number), &cx.engine())),
         };
-        operator.expect("the program declares variables of the engine without aliases")
+        operator.expect("the program should declare variables of the engine without aliases")
     }
 
     /// Returns the operation representing an operator's next run.

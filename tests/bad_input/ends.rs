@@ -137,7 +137,9 @@ fn a_drain_sees_a_single_pending_operation() {
             let lanes = [Property::Normal, Property::CopyToGpu, Property::CpuPrioritized, Property::CopyFromGpu];
             let ran = Arc::clone(ran);
             let builder = engine.op("").kind(lanes[number % lanes.len()]);
-            builder.push_sync(move |cx| next(&cx.engine(), &ran)).expect("operations may push during a drain");
+            builder
+                .push_sync(move |cx| next(&cx.engine(), &ran))
+                .expect("operations should be allowed to push during a drain");
         }
     }
     on_kinds(&THREADED, 1, |engine| {
@@ -223,7 +225,7 @@ fn observer(engine: &Engine) -> Engine {
 #[track_caller]
 fn assert_ends(observer: &Engine) {
     eventually("the engine refuses pushes", || observer.push_sync(|_| {}, [], []) == Err(PushError::ShutDown));
-    observer.shutdown(Shutdown::Drain, Some(Duration::from_secs(30))).expect("the engine ends");
+    observer.shutdown(Shutdown::Drain, Some(Duration::from_secs(30))).expect("the engine should end");
 }
 
 /// The last handle is always dropped by a thread that runs the engine's operations.

@@ -33,7 +33,7 @@ use raddle::{
 /// Waits for a message from an operation.
 #[track_caller]
 fn receive<T>(receiver: &mpsc::Receiver<T>) -> T {
-    receiver.recv_timeout(PATIENCE).expect("an operation sends a message")
+    receiver.recv_timeout(PATIENCE).expect("an operation should send a message")
 }
 
 /// Panics without invoking the panic hook.

@@ -106,7 +106,7 @@ fn the_function_of_a_device_operation_cannot_wait() {
             let behind = engine.op("behind").reads([&token]).submit((), |()| ()).unwrap();
             let (inside, other, behind) = (engine.clone(), token.clone(), Mutex::new(Some(behind)));
             let launch = engine.op("waits").on(GPU).submit_launch_any(own.write(), move |_, _| {
-                let handle = lock(&behind).take().expect("the function runs once");
+                let handle = lock(&behind).take().expect("the function should run once");
                 let waits = [
                     inside.wait_for_var(&other),
                     inside.wait_for_var_timeout(&other, MOMENT),
@@ -213,7 +213,7 @@ fn a_failure_passes_through_device_and_cpu_operations() {
             let failed = failure(engine.op("look").submit(back.read(), |_| ()).unwrap().wait());
             assert_eq!(failed.name(), "fails", "{kind}");
             assert!(failure(engine.wait_for_var(&var)).ptr_eq(&failed), "{kind}");
-            engine.wait_for_all().expect("a reported failure is not reported again");
+            engine.wait_for_all().expect("a reported failure should not be reported again");
             let mut seen = seen.take();
             seen.sort_unstable();
             assert_eq!((seen, gpu.counts().copies), (vec![1, 2], 0), "{kind}");
@@ -278,7 +278,10 @@ fn operations_in_flight_on_a_lost_device_fail_and_the_other_gpu_continues() {
             // Either operation's failure is reported, depending on which lane found the loss first.
             let reported = failure(cpu.wait());
             assert!(["under way", "out"].contains(&reported.name()), "{reported}");
-            assert!(failure(engine.wait_for_var(&elsewhere)).ptr_eq(&failed), "`elsewhere` depends on the kernel");
+            assert!(
+                failure(engine.wait_for_var(&elsewhere)).ptr_eq(&failed),
+                "`elsewhere` did not fail with the kernel"
+            );
             let fill = engine.op("goes on").on(OTHER).overwrites([elsewhere.token()]).push_sync(|_| {});
             fill.unwrap();
             engine.wait_for_var(&elsewhere).unwrap();
@@ -327,7 +330,10 @@ fn a_loss_is_reported_after_the_running_kernel_has_ended() {
         let slow_is_over = handle.wait_timeout(MOMENT);
         go_on.open();
         assert!(matches!(third_is_told, Err(WaitError::TimedOut)), "a kernel runs: {third_is_told:?}");
-        assert!(matches!(slow_is_over, Err(WaitError::TimedOut)), "the kernel still runs: {slow_is_over:?}");
+        assert!(
+            matches!(slow_is_over, Err(WaitError::TimedOut)),
+            "the operation ended before its kernel: {slow_is_over:?}"
+        );
         assert_eq!(failure(handle.wait()).name(), "slow");
         assert!(reported.wait().is_err());
     });

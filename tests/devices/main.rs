@@ -35,7 +35,7 @@ fn builder(kind: EngineKind) -> EngineBuilder {
 
 /// Returns an engine of `kind` with one GPU.
 fn engine(kind: EngineKind, gpu: &SimulatedGpu) -> Engine {
-    builder(kind).gpu(gpu.clone()).build().expect("the engine is built")
+    builder(kind).gpu(gpu.clone()).build().expect("an engine")
 }
 
 /// Returns a GPU with a manual clock and no latency. A kernel takes a millisecond; a copy takes a millisecond per 1,000
@@ -56,7 +56,7 @@ fn random(seed: u64) -> SimulatedGpu {
 }
 
 fn simulated(stream: &mut GpuStream) -> SimulatedStream<'_> {
-    stream.simulated().expect("the device is a simulated one")
+    stream.simulated().expect("the device should be a simulated one")
 }
 
 fn device(engine: &Engine, len: usize) -> Var<DeviceVec<u64>> {
@@ -74,14 +74,14 @@ fn kernel(engine: &Engine, name: &'static str, var: &Var<DeviceVec<u64>>, f: imp
         .op(name)
         .on(GPU)
         .launch_any(var.write(), move |stream, var| simulated(stream).launch(Duration::ZERO, var, f));
-    pushed.expect("the engine is open");
+    pushed.expect("the engine should be open");
 }
 
 /// Pushes a kernel that reads `var`.
 #[track_caller]
 fn reading_kernel(engine: &Engine, name: &'static str, var: &Var<DeviceVec<u64>>) {
     let launch = |stream: &mut GpuStream, var: &_| simulated(stream).launch(Duration::ZERO, var, |_| {});
-    engine.op(name).on(GPU).launch_any(var.read(), launch).expect("the engine is open");
+    engine.op(name).on(GPU).launch_any(var.read(), launch).expect("the engine should be open");
 }
 
 /// Pushes a kernel that reads `from` and mutates `to`.
@@ -98,22 +98,22 @@ fn kernel_from(
         simulated(stream).launch(Duration::ZERO, (from, to), move |(from, to)| f(from, to))
     };
     let pushed = engine.op(name).on(GPU).kind(property).launch_any((from.read(), to.write()), launch);
-    pushed.expect("the engine is open");
+    pushed.expect("the engine should be open");
 }
 
 /// Pushes operations that write `values` to `var` through a new pinned variable.
 fn upload(engine: &Engine, var: &Var<DeviceVec<u64>>, values: Vec<u64>) {
     let host = pinned(engine, values.len());
-    engine.op("fill").push(host.write(), move |host| host.copy_from_slice(&values)).expect("the engine is open");
-    engine.op("upload").on(GPU).copy_to_device(&host, var).expect("the engine is open");
+    engine.op("fill").push(host.write(), move |host| host.copy_from_slice(&values)).expect("the engine should be open");
+    engine.op("upload").on(GPU).copy_to_device(&host, var).expect("the engine should be open");
 }
 
 /// Returns the values of `var`, copied through a new pinned variable.
 fn download(engine: &Engine, var: &Var<DeviceVec<u64>>, len: usize) -> Vec<u64> {
     let host = pinned(engine, len);
-    engine.op("download").on(GPU).copy_from_device(var, &host).expect("the engine is open");
-    let read = engine.op("look").submit(host.read(), |host| host.to_vec()).expect("the engine is open");
-    read.wait().expect("no operation fails")
+    engine.op("download").on(GPU).copy_from_device(var, &host).expect("the engine should be open");
+    let read = engine.op("look").submit(host.read(), |host| host.to_vec()).expect("the engine should be open");
+    read.wait().expect("no operation should fail")
 }
 
 /// Blocks the lane of `property`. Once it is blocked, returns a gate that lets the lane continue.
@@ -125,7 +125,7 @@ fn hold_lane(engine: &Engine, property: Property) -> Gate {
         at.open();
         inside.pass();
     });
-    hold.expect("the engine is open");
+    hold.expect("the engine should be open");
     started.pass();
     gate
 }

@@ -360,17 +360,17 @@ impl Handle {
     }
 
     fn cpu(&self) -> &Var<u64> {
-        let Self::Cpu(var) = self else { unreachable!("the program knows the places") };
+        let Self::Cpu(var) = self else { unreachable!("the program should know the places") };
         var
     }
 
     fn pinned(&self) -> &Var<PinnedVec<u64>> {
-        let Self::Pinned(var) = self else { unreachable!("the program knows the places") };
+        let Self::Pinned(var) = self else { unreachable!("the program should know the places") };
         var
     }
 
     fn gpu(&self) -> &Var<DeviceVec<u64>> {
-        let Self::Gpu(var) = self else { unreachable!("the program knows the places") };
+        let Self::Gpu(var) = self else { unreachable!("the program should know the places") };
         var
     }
 }
@@ -406,33 +406,33 @@ struct Runner {
 impl Runner {
     fn new(program: &Arc<Program>, kind: EngineKind, seed: u64) -> Self {
         let gpus = [random(seed), random(seed ^ 0xFF)];
-        let own = gpus.each_ref().map(|gpu| ImportedStream::simulated(gpu).expect("the device is sound"));
+        let own = gpus.each_ref().map(|gpu| ImportedStream::simulated(gpu).expect("the device should be sound"));
         let own = own.map(|own| Arc::new(Mutex::new(own)));
-        let engine = builder(kind).gpu(gpus[0].clone()).gpu(gpus[1].clone()).build().expect("the engine is built");
+        let engine = builder(kind).gpu(gpus[0].clone()).gpu(gpus[1].clone()).build().expect("an engine");
         let variables = PLACES.iter().enumerate().map(|(variable, &place)| {
             let value = first_value(variable);
             let fill = |gpu| {
-                let host = engine.pinned_var(Device::Gpu(gpu), 1).expect("there is memory");
-                engine.op("first").push(host.write(), move |host| host[0] = value).expect("the engine is open");
+                let host = engine.pinned_var(Device::Gpu(gpu), 1).expect("there should be memory");
+                engine.op("first").push(host.write(), move |host| host[0] = value).expect("the engine should be open");
                 host
             };
             match place {
                 Place::Cpu => {
                     let var = engine.var(0);
-                    engine.op("first").push(var.write(), move |var| *var = value).expect("the engine is open");
+                    engine.op("first").push(var.write(), move |var| *var = value).expect("the engine should be open");
                     Handle::Cpu(var)
                 }
                 Place::Pinned => Handle::Pinned(fill(0)),
                 Place::Gpu(gpu) => {
                     let (host, context) = (fill(gpu), Device::Gpu(gpu));
-                    let var = engine.device_var(context, 1).expect("there is memory");
-                    engine.op("first").on(context).copy_to_device(&host, &var).expect("the engine is open");
+                    let var = engine.device_var(context, 1).expect("there should be memory");
+                    engine.op("first").on(context).copy_to_device(&host, &var).expect("the engine should be open");
                     Handle::Gpu(var)
                 }
             }
         });
         let variables = variables.collect();
-        engine.wait_for_all().expect("nothing has failed so far");
+        engine.wait_for_all().expect("nothing should have failed so far");
         Self { program: Arc::clone(program), engine, gpus, own, variables, handles: Vec::new(), drops: Drops::new() }
     }
 
@@ -475,7 +475,7 @@ impl Runner {
             Kind::CopyOut(_) => op.copy_from_device(nth(0).gpu(), nth(1).pinned()),
             Kind::Peer(_) => op.copy_peer(nth(0).gpu(), nth(1).gpu()),
         }
-        .expect("the engine is open");
+        .expect("the engine should be open");
         None
     }
 
@@ -503,8 +503,8 @@ impl Runner {
             for &(variable, access) in &operation.accesses {
                 let value = match (PLACES[variable], access) {
                     (Place::Gpu(_), _) => continue,
-                    (Place::Cpu, Access::Read) => *reads.next().expect("as declared"),
-                    (Place::Pinned, Access::Read) => pinned_reads.next().expect("as declared")[0],
+                    (Place::Cpu, Access::Read) => *reads.next().expect("a declared read"),
+                    (Place::Pinned, Access::Read) => pinned_reads.next().expect("a declared read")[0],
                     (Place::Cpu, _) => {
                         next += 1;
                         *writes[next - 1]
@@ -530,7 +530,7 @@ impl Runner {
             Kind::Cpu => op.submit_any(accesses, run),
             _ => op.submit_launch_any(accesses, move |_: &mut GpuStream, refs: Refs<'_>| run(refs)),
         };
-        pushed.expect("the engine is open")
+        pushed.expect("the engine should be open")
     }
 
     fn push_kernel(&self, id: usize, op: OpBuilder<'_>) -> OpHandle<u64> {
@@ -584,23 +584,23 @@ impl Runner {
                 issue(stream, Box::new(|stream| simulated(stream).launch(Duration::ZERO, (a, b, target), kernel)))
             }),
         };
-        pushed.expect("the engine is open")
+        pushed.expect("the engine should be open")
     }
 
     /// Returns a variable's value, which further operations read. Returns `u64::MAX` if pinned memory for the value
     /// cannot be allocated.
     fn value(&self, variable: usize) -> Result<u64, WaitError> {
         let of_host = |host: &Var<PinnedVec<u64>>| {
-            self.engine.op("look").submit(host.read(), |host| host[0]).expect("the engine is open").wait()
+            self.engine.op("look").submit(host.read(), |host| host[0]).expect("the engine should be open").wait()
         };
         match &self.variables[variable] {
             Handle::Cpu(var) => self.engine.get(var),
             Handle::Pinned(var) => of_host(var),
             Handle::Gpu(var) => {
-                let Place::Gpu(gpu) = PLACES[variable] else { unreachable!("the variable is on a GPU") };
+                let Place::Gpu(gpu) = PLACES[variable] else { unreachable!("the variable should be on a GPU") };
                 let context = Device::Gpu(gpu);
                 let Ok(host) = self.engine.pinned_var(context, 1) else { return Ok(u64::MAX) };
-                self.engine.op("download").on(context).copy_from_device(var, &host).expect("the engine is open");
+                self.engine.op("download").on(context).copy_from_device(var, &host).expect("the engine should be open");
                 of_host(&host)
             }
         }
@@ -611,7 +611,7 @@ impl Runner {
         drop(handles);
         drop(variables);
         let _ = engine.wait_for_all();
-        engine.shutdown(Shutdown::Drain, None).expect("the engine ends");
+        engine.shutdown(Shutdown::Drain, None).expect("the engine should end");
         drop(engine);
         eventually("functions and kernels are dropped once each", || drops.check().is_ok());
     }
@@ -677,13 +677,13 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
             Step::WaitForAll => match runner.engine.wait_for_all() {
                 Ok(()) => assert!(model.unknown.is_empty(), "{}: {:?}", what("a wait for all"), model.unknown),
                 Err(error) => {
-                    let failure = shown(Err(error)).expect_err("the failure is an error");
+                    let failure = shown(Err(error)).expect_err("the failure should be an error");
                     assert!(model.unknown.remove(&failure), "{}: {failure}", what("a wait for all"));
                 }
             },
             Step::ClearError(variable) => {
                 model.clear(variable);
-                runner.engine.clear_error(runner.variables[variable].token()).expect("the engine is open");
+                runner.engine.clear_error(runner.variables[variable].token()).expect("the engine should be open");
             }
         }
     }
@@ -807,7 +807,7 @@ fn run_with(program: &Arc<Program>, kind: EngineKind, seed: u64, fault: Fault) -
     };
     for (id, &is_exposed) in is_exposed.iter().enumerate() {
         if let Some(handle) = runner.handles[id].take() {
-            let saw = *model.results[id].as_ref().expect("this program has no planned failures");
+            let saw = *model.results[id].as_ref().expect("this program should have no planned failures");
             let expected = if matches!(program.operations[id].kind, Kind::Kernel(_)) { begin(id) } else { saw };
             check(handle.wait(), expected, is_exposed, format!("the handle of #{id}"));
         }
@@ -894,8 +894,9 @@ fn waits_return_soon_after_a_loss() {
                 let engine = super::engine(kind, &gpu);
                 let vars: Vec<_> = (0..4).map(|_| device(&engine, 1)).collect();
                 vars.iter().for_each(|var| kernel(&engine, "forever", var, |_| {}));
-                let looks =
-                    vars.iter().map(|var| engine.op("look").submit(var.read(), |_| ()).expect("the engine is open"));
+                let looks = vars
+                    .iter()
+                    .map(|var| engine.op("look").submit(var.read(), |_| ()).expect("the engine should be open"));
                 let looks: Vec<_> = looks.collect();
                 issued(&gpu, 4, 0);
                 let meeting = Meeting::new(9);
@@ -920,8 +921,8 @@ fn waits_return_soon_after_a_loss() {
                     gpu.lose();
                     waiters.into_iter().map(|waiter| waiter.join().expect("the waiter panicked")).collect()
                 });
-                let lost_at = lost_at.expect("the device was lost");
-                best = told.into_iter().map(|at| at - lost_at).max().expect("there are waiters").min(best);
+                let lost_at = lost_at.expect("the device should be lost");
+                best = told.into_iter().map(|at| at - lost_at).max().expect("there should be waiters").min(best);
             }
             println!("{kind}: the last of eight waiters returned {best:?} after the loss");
             assert!(best < Duration::from_millis(50), "{kind}: {best:?}");

@@ -201,13 +201,13 @@ fn an_event_is_recorded_once_when_a_dependent_operation_requests_it() {
         gpu.stall();
         kernel(&engine, "write", &var, |values| values[0] = 4);
         issued(&gpu, 1, 0);
-        assert_eq!(edges(&gpu), (0, 0), "no operation depends on it yet");
+        assert_eq!(edges(&gpu), (0, 0), "an event was recorded before an operation depended on it");
         kernel_from(&engine, "urgent", Property::GpuPrioritized, &var, &outs[0], |var, out| out[0] = var[0]);
         issued(&gpu, 2, 0);
         assert_eq!(edges(&gpu), (1, 1));
         kernel_from(&engine, "on the copy stream", Property::CopyToGpu, &var, &outs[1], |var, out| out[0] = var[0]);
         issued(&gpu, 3, 0);
-        assert_eq!(edges(&gpu), (1, 2), "the event has already been recorded");
+        assert_eq!(edges(&gpu), (1, 2), "the event was recorded again, or not waited for");
         gpu.resume();
         for out in &outs {
             assert_eq!(download(&engine, out, 1), [4]);

@@ -268,11 +268,15 @@ fn a_variable_dropped_in_flight_is_freed_when_the_device_is_done() {
             assert!(engine.wait_for_all_timeout(MOMENT).is_err());
             let before = gpu.counts();
             let second = device(&engine, 1000);
-            assert_eq!(gpu.counts().allocations, before.allocations + 1, "{kind}: the memory was still in use");
+            assert_eq!(
+                gpu.counts().allocations,
+                before.allocations + 1,
+                "{kind}: memory was reused while it was in use"
+            );
             gpu.resume();
             engine.wait_for_all().unwrap();
             let third = device(&engine, 1000);
-            assert_eq!(gpu.counts().allocations, before.allocations + 1, "{kind}: the memory was free");
+            assert_eq!(gpu.counts().allocations, before.allocations + 1, "{kind}: free memory was not reused");
             drop((second, third));
         });
     }
@@ -561,7 +565,7 @@ fn operations_that_a_kernel_pushes_run() {
             let (var, count) = (device(&engine, 1), engine.var(0));
             let (inside, pushed) = (Arc::clone(&engine), count.clone());
             kernel(&engine, "pushes", &var, move |_| {
-                inside.op("pushed").push(pushed.write(), |count| *count += 1).expect("the engine is open");
+                inside.op("pushed").push(pushed.write(), |count| *count += 1).expect("the engine should be open");
             });
             engine.wait_for_var(&var).unwrap();
             engine.wait_for_all().unwrap();
@@ -642,17 +646,21 @@ fn the_thread_of_a_lane_sleeps_for_a_short_time() {
     let gpu = manual();
     let engine = engine(EngineKind::PerDevice, &gpu);
     let slack = || {
-        let this = std::fs::read_link("/proc/thread-self").expect("the kernel knows this thread");
-        let number =
-            this.file_name().expect("the name is the thread's number").to_str().expect("a number is UTF-8").to_owned();
-        let slack =
-            std::fs::read_to_string(format!("/proc/{number}/timerslack_ns")).expect("the file is this thread's own");
-        slack.trim().parse::<u64>().expect("the slack is a number")
+        let this = std::fs::read_link("/proc/thread-self").expect("the kernel should know this thread");
+        let number = this
+            .file_name()
+            .expect("the name should be the thread's number")
+            .to_str()
+            .expect("a number should be UTF-8")
+            .to_owned();
+        let slack = std::fs::read_to_string(format!("/proc/{number}/timerslack_ns"))
+            .expect("the file should be this thread's own");
+        slack.trim().parse::<u64>().expect("the slack should be a number")
     };
     let before = slack();
     let lanes = engine.op("look").on(GPU).submit((), move |()| slack()).unwrap();
     assert_eq!(lanes.wait().unwrap(), 1);
-    assert_eq!(slack(), before, "a thread of the program has changed");
+    assert_eq!(slack(), before, "the slack of a thread of the program has changed");
 }
 
 #[test]

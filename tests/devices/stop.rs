@@ -27,7 +27,7 @@ fn in_a_child_threads_of_lanes_end_and_start() {
             kernel(&engine, "stays", &var, |values| values[0] += 1);
             assert_eq!(thread_count(), before, "a push to a lane has started a thread");
             engine.start().unwrap();
-            assert_eq!(thread_count(), with, "each lane that was used has a thread");
+            assert_eq!(thread_count(), with, "a lane that was used has no thread");
             assert_eq!(download(&engine, &var, 2), [round, 0]);
         }
         engine.stop(None).unwrap();
@@ -299,7 +299,11 @@ fn a_shutdown_cancels_all_urgent_operations_of_a_stopped_engine() {
                 stop.join().unwrap().unwrap();
             });
             assert_eq!(engine.pending(), 40);
-            assert_eq!(engine.shutdown(Shutdown::Cancel, Some(PATIENCE / 2)), Ok(()), "the lane takes all of them");
+            assert_eq!(
+                engine.shutdown(Shutdown::Cancel, Some(PATIENCE / 2)),
+                Ok(()),
+                "the lane has not taken all of them"
+            );
         });
     }
 }
@@ -312,7 +316,7 @@ fn a_lane_survives_stops_that_are_cancelled_at_once() {
             let var = device(&engine, 1);
             for _ in 0..3_000 {
                 kernel(&engine, "add", &var, |_| ());
-                engine.wait_for_var_timeout(&var, PATIENCE / 2).expect("the lane has a thread");
+                engine.wait_for_var_timeout(&var, PATIENCE / 2).expect("the lane should have a thread");
                 // The lane's thread is recalled while it looks for work, and the recall is undone a few microseconds
                 // later.
                 let _ = engine.stop(Some(Duration::ZERO));

@@ -18,7 +18,7 @@ use super::{
 use crate::common::{KINDS, MOMENT, THREADED, eventually, failure, lock, program::fewer, watched};
 
 fn own(gpu: &SimulatedGpu) -> ImportedStream {
-    ImportedStream::simulated(gpu).expect("the device is sound")
+    ImportedStream::simulated(gpu).expect("the device should be sound")
 }
 
 /// Launches a kernel that multiplies each value by seven and adds `term`, so that two such kernels with different terms
@@ -41,7 +41,7 @@ fn fold_on(engine: &Engine, property: Property, values: &Var<DeviceVec<u64>>, ow
         stream.include(own, |own| fold(own, values, term))?
     };
     let pushed = engine.op("fold").on(GPU).kind(property).launch_any((values.write(), own.overwrite()), launch);
-    pushed.expect("the engine is open");
+    pushed.expect("the engine should be open");
 }
 
 /// Commands on an imported stream run after those issued before them and before those issued after them, whichever
@@ -295,7 +295,7 @@ fn a_loss_while_a_stream_is_included_fails_this_and_later_operations() {
             fold_on(&engine, Property::Normal, &var, &own, 1);
             engine.op("out").on(GPU).copy_from_device(&var, &host).unwrap();
             failure(engine.wait_for_var(&host));
-            assert!(ImportedStream::simulated(&gpu).expect_err("the device is lost").is_lost());
+            assert!(ImportedStream::simulated(&gpu).expect_err("the device should be lost").is_lost());
         });
     }
 }
@@ -318,7 +318,7 @@ fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
                 move |stream, (values, own)| {
                     // The device is given up although the function ignores this error.
                     let _ = stream.include(own, |own| {
-                        fold(own, values, 1).expect("the device is sound");
+                        fold(own, values, 1).expect("the device should be sound");
                         refusing.refuse_from(1);
                     });
                     refusing.refuse_at(0);
@@ -338,7 +338,7 @@ fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
             check(failure(launch.unwrap().wait()));
             vars.iter().for_each(|var| check(failure(engine.wait_for_var(var))));
             assert_eq!(engine.get(&cpu).unwrap(), 1);
-            engine.device_var::<u64>(GPU, 1).expect_err("the device is given up");
+            engine.device_var::<u64>(GPU, 1).expect_err("the device should be given up");
         });
     }
 }

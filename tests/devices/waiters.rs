@@ -207,7 +207,7 @@ fn operations_pushed_in_a_device_function_do_not_run_inside_it() {
                 Ok::<_, PushError>(thread::current().id())
             });
             let outer = pushed.unwrap().wait().unwrap();
-            let (inner, was_over) = engine.get(&ran_on).unwrap().expect("the inner operation has run");
+            let (inner, was_over) = engine.get(&ran_on).unwrap().expect("the inner operation should have run");
             assert!(inner != outer || was_over, "{kind}");
         });
     }
@@ -268,7 +268,7 @@ fn operations_made_ready_in_a_device_function_do_not_run_inside_it() {
                 });
                 let outer = pushed.unwrap().wait().unwrap();
                 other.wait_for_all().unwrap();
-                let (inner, was_over) = other.get(&ran_on).unwrap().expect("the inner operation has run");
+                let (inner, was_over) = other.get(&ran_on).unwrap().expect("the inner operation should have run");
                 assert!(inner != outer || was_over, "{kind} {own}: an operation has run inside the function");
             });
         }

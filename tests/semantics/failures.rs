@@ -97,7 +97,7 @@ fn an_operation_on_a_failed_variable_is_skipped_and_propagates_the_same_error() 
         }
         assert_eq!(ran.load(SeqCst), 0);
         // A skipped function's captures are dropped after its variables are released.
-        engine.wait_for_all().expect("the failure was reported");
+        engine.wait_for_all().expect("no failure should be left");
         drops.assert_all_gone();
     });
 }
@@ -174,8 +174,8 @@ fn every_wait_returns_the_same_error() {
         assert_eq!(errors.len(), 12);
         assert!(errors.iter().all(|error| error.ptr_eq(&first) && error.name() == "fails"));
         assert!(failure(engine.wait_for_var_timeout(&value, Duration::ZERO)).ptr_eq(&first));
-        engine.wait_for_all().expect("a returned failure is not reported again");
-        block_on(engine.wait_for_all_async()).expect("the failure is not reported to a future either");
+        engine.wait_for_all().expect("a returned failure should not be reported again");
+        block_on(engine.wait_for_all_async()).expect("the failure should not be reported to a future either");
     });
 }
 
@@ -214,7 +214,7 @@ fn clear_error_clears_one_variable_only() {
         push_failing(&engine, "both", &[], &[&a, &b]);
         engine.clear_error(&a).unwrap();
         engine.wait_for_var(&a).unwrap();
-        engine.wait_for_all().expect("a failure cleared on one variable is not reported");
+        engine.wait_for_all().expect("a failure cleared on one variable should not be reported");
         assert_eq!(failure(engine.wait_for_var(&b)).name(), "both");
         engine.clear_error(&b).unwrap();
         engine.wait_for_var(&b).unwrap();
@@ -402,12 +402,12 @@ fn a_failure_without_mutated_variables_is_reported_once() {
         let read = engine.var(0);
         let handle = engine.op("lonely").submit_any(read.read(), |_| Err::<(), _>("no")).unwrap();
         assert_eq!(failure(handle.wait()).name(), "lonely");
-        engine.wait_for_all().expect("the handle has reported the failure");
+        engine.wait_for_all().expect("the handle should have reported the failure");
         drop(engine.op("alone").submit_any(read.read(), |_| Err::<(), _>("no")).unwrap());
         engine.op("second").push((), |()| panic!("no")).unwrap();
         assert_eq!(failure(engine.wait_for_all()).name(), "alone");
         assert_eq!(failure(engine.wait_for_all()).name(), "second");
-        engine.wait_for_all().expect("each failure is reported once");
+        engine.wait_for_all().expect("each failure should be reported once");
         for name in ["third", "fourth", "fifth"] {
             engine.op(name).push_any((), |()| Err("no")).unwrap();
         }
@@ -455,7 +455,7 @@ fn clear_errors_finds_failures_beyond_stored_ones_that_handles_have_reported() {
         let stored = fail_many(&engine, STORED);
         drop(fail_many(&engine, BEYOND));
         assert_failed(stored);
-        let (first, count) = engine.clear_errors().expect("904 failures were not reported");
+        let (first, count) = engine.clear_errors().expect("904 failures should be unreported");
         assert_eq!(count, 904);
         assert!(first.to_string().contains(": 904 operations failed"), "{first}");
         assert!(engine.clear_errors().is_none());
@@ -468,7 +468,7 @@ fn clear_errors_finds_failures_beyond_stored_ones_that_handles_have_reported() {
 fn any_number_of_failures_that_handles_have_reported_are_not_reported_again() {
     on_kinds(&KINDS, 1, |engine| {
         assert_failed(fail_many(&engine, STORED + BEYOND));
-        engine.wait_for_all().expect("the handles have reported all failures");
+        engine.wait_for_all().expect("the handles should have reported all failures");
         assert!(engine.clear_errors().is_none());
     });
 }
@@ -489,9 +489,9 @@ fn failures_that_handles_have_reported_are_not_counted_beyond_the_stored_ones() 
         assert_eq!(failure(engine.wait_for_all()).name(), "lonely");
         let error = failure(engine.wait_for_all());
         assert!(error.to_string().contains(": 4 operations failed"), "{error}");
-        engine.wait_for_all().expect("each failure is reported once");
+        engine.wait_for_all().expect("each failure should be reported once");
         assert_failed(beyond);
-        engine.wait_for_all().expect("each failure is reported once");
+        engine.wait_for_all().expect("each failure should be reported once");
     });
 }
 
@@ -536,7 +536,7 @@ fn failures_are_cleared_once_while_handles_report_others() {
                 (3000..=6000).contains(&cleared),
                 "{cleared} of 6,000 failures were cleared, although handles reported only 3,000"
             );
-            engine.wait_for_all().expect("all failures were reported or cleared");
+            engine.wait_for_all().expect("no failure should be left");
         }
     });
 }
@@ -552,7 +552,7 @@ fn wait_for_all_reports_the_earliest_failure_first() {
         for name in ["a", "b", "c"] {
             assert_eq!(failure(engine.wait_for_all()).name(), name);
         }
-        engine.wait_for_all().expect("each failure is reported once");
+        engine.wait_for_all().expect("each failure should be reported once");
         for token in &tokens {
             assert!(engine.wait_for_var(token).is_err(), "a wait for a failed variable succeeded");
         }
@@ -627,7 +627,7 @@ fn a_deletion_that_panics_is_reported() {
         let token = engine.token();
         engine.delete_variable(&token, |_| panic!("in the deletion")).unwrap();
         let results = [engine.wait_for_var(&token), engine.wait_for_all()];
-        let error = results.into_iter().find_map(Result::err).expect("a wait reports the panic");
+        let error = results.into_iter().find_map(Result::err).expect("a wait should report the panic");
         assert!(is_panic(&failure(Err::<(), _>(error)), Some("in the deletion")));
     });
 }
@@ -658,7 +658,7 @@ fn a_skipped_async_operation_does_not_start() {
             )
             .unwrap();
         assert_eq!(failure(engine.wait_for_var(&token)).name(), "fails");
-        engine.wait_for_all().expect("the failure was reported");
+        engine.wait_for_all().expect("no failure should be left");
         drops.assert_all_gone();
     });
 }

@@ -37,13 +37,13 @@ fn push_failing(engine: &Engine, name: &'static str, reads: &[&Token], writes: &
         .reads(reads.iter().copied())
         .writes(writes.iter().copied())
         .push_sync(move |_| Err::<(), _>(format!("{name} went wrong")))
-        .expect("the engine is open");
+        .expect("the engine should be open");
 }
 
 /// Waits for a message from an operation.
 #[track_caller]
 fn receive<T>(receiver: &mpsc::Receiver<T>) -> T {
-    receiver.recv_timeout(PATIENCE).expect("the operation sends a message in time")
+    receiver.recv_timeout(PATIENCE).expect("the operation should send a message in time")
 }
 
 mod engines;

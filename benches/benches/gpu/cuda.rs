@@ -36,8 +36,8 @@ struct Kernels {
 impl Kernels {
     fn load(context: &Arc<CudaContext>) -> Self {
         let ptx = Ptx::from_src(include_str!("../../../tests/cuda.ptx"));
-        let module = context.load_module(ptx).expect("the kernels compile");
-        let kernel = |name| module.load_function(name).expect("the module has this kernel");
+        let module = context.load_module(ptx).expect("the kernels should compile");
+        let kernel = |name| module.load_function(name).expect("the module should have this kernel");
         Self { affine: kernel("affine"), late: kernel("late"), poison: kernel("poison") }
     }
 
@@ -79,7 +79,7 @@ struct ByHand {
 
 impl ByHand {
     fn new(tracking: bool, streams: usize) -> Self {
-        let context = CudaContext::new(0).expect("the GPU was opened before");
+        let context = CudaContext::new(0).expect("the GPU should have been opened before");
         if !tracking {
             // SAFETY: all uses of a word are on one stream, or events order them.
             unsafe { context.disable_event_tracking() };
@@ -87,7 +87,7 @@ impl ByHand {
         let streams: Vec<_> = (0..streams).map(|_| context.new_stream().expect("a stream")).collect();
         let words = streams.iter().map(|stream| stream.alloc_zeros::<u32>(1).expect("memory")).collect();
         let kernels = Kernels::load(&context);
-        streams.iter().for_each(|stream| stream.synchronize().expect("the stream completes its work"));
+        streams.iter().for_each(|stream| stream.synchronize().expect("the stream should complete its work"));
         Self { kernels, context, streams, words }
     }
 
@@ -109,7 +109,7 @@ impl ByHand {
     }
 
     fn wait(&self, stream: usize) {
-        self.streams[stream].synchronize().expect("nothing fails");
+        self.streams[stream].synchronize().expect("nothing should fail");
     }
 
     /// Measures ns per kernel in a chain on one stream.
@@ -161,7 +161,7 @@ fn threads(one_stream: bool, count: usize) -> f64 {
             let at = address(word, stream);
             let (barrier, kernels, context) = (&barrier, &hand.kernels, &hand.context);
             scope.spawn(move || {
-                context.bind_to_thread().expect("the context is alive");
+                context.bind_to_thread().expect("the context should be alive");
                 barrier.wait();
                 for _ in 0..count / THREADS {
                     // SAFETY: only this thread uses the word, on one stream. `hand` outlives the thread, and its
@@ -192,7 +192,7 @@ fn end(poll: bool) -> Box<dyn Fn(usize) -> f64> {
         hand.launch(0, 0, KERNEL);
         if poll {
             event.record(&hand.streams[0]).expect("record");
-            while !event.try_is_complete().expect("nothing fails") {
+            while !event.try_is_complete().expect("nothing should fail") {
                 std::hint::spin_loop();
             }
         } else {
@@ -209,7 +209,7 @@ pub fn is_to_be_lost() -> bool {
 
 /// Loses the device and prints the time until all waiters have received the error.
 pub fn lose_inside() {
-    let gpu = CudaGpu::open(0).expect("the other process has opened it");
+    let gpu = CudaGpu::open(0).expect("the other process should have opened it");
     let kernels = Kernels::load(gpu.context());
     let engine = Engine::builder().gpu(gpu).build().expect("an engine");
     let vars: Vec<_> = (0..THREADS).map(|_| word(&engine)).collect();
@@ -218,7 +218,7 @@ pub fn lose_inside() {
     let poison = kernels.poison.clone();
     let first = engine.op("poison").on(GPU).submit_launch_any(vars[0].write(), move |stream, _| {
         _ = gone.recv();
-        let stream = stream.cuda().expect("the device is a CUDA device");
+        let stream = stream.cuda().expect("the device should be a CUDA device");
         let now = Instant::now();
         // SAFETY: the kernel has no parameters. It writes to an unmapped address, which the device reports as a
         // fault; no memory changes.
@@ -243,8 +243,8 @@ pub fn lose_inside() {
 static TIME: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
 
 fn fault() -> f64 {
-    let this = env::current_exe().expect("the program has a path");
-    let output = Command::new(this).env(INSIDE, "1").output().expect("the child process starts");
+    let this = env::current_exe().expect("the program should have a path");
+    let output = Command::new(this).env(INSIDE, "1").output().expect("the child process should start");
     let text = String::from_utf8_lossy(&output.stdout);
     text.trim().parse().unwrap_or_else(|_| {
         panic!("the process that loses its device printed no time: {text}{}", String::from_utf8_lossy(&output.stderr))

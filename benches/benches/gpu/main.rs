@@ -116,7 +116,7 @@ fn word(engine: &Engine) -> Var<DeviceWords> {
 }
 
 fn wait(engine: &Engine) {
-    engine.wait_for_all().expect("nothing fails");
+    engine.wait_for_all().expect("nothing should fail");
 }
 
 /// Returns ns per item.
@@ -174,7 +174,7 @@ fn same_stream(bed: &Bed, report: &mut Report) {
             (0..count).for_each(|_| launch(stream, words, Duration::ZERO));
             Ok::<_, raddle::BoxError>(start.elapsed())
         });
-        let launched = all.expect("push").wait().expect("the launches succeed");
+        let launched = all.expect("push").wait().expect("the launches should succeed");
         (per(launched, count), per(start.elapsed(), count))
     };
     let rounds = machine::rounds();
@@ -261,8 +261,8 @@ fn ends(bed: &Bed, engine: &Engine, count: usize) -> Vec<f64> {
             Ok::<_, raddle::BoxError>(before)
         });
         let started = engine.op("next").submit(var.read(), |_| Instant::now()).expect("push");
-        let started = started.wait().expect("the operation runs");
-        let launched = kernel.expect("push").wait().expect("the operation runs");
+        let started = started.wait().expect("the operation should run");
+        let launched = kernel.expect("push").wait().expect("the operation should run");
         started.duration_since(launched).as_nanos() as f64 - (KERNEL + bed.latency).as_nanos() as f64
     };
     // The first samples are discarded.
@@ -446,7 +446,7 @@ fn until_reported(engine: &Engine, vars: &[Var<DeviceWords>], lose: impl FnOnce(
             let barrier = &barrier;
             waiters.push(scope.spawn(move || {
                 barrier.wait();
-                engine.wait_for_var(var).expect_err("the device is lost");
+                engine.wait_for_var(var).expect_err("the device should be lost");
                 Instant::now()
             }));
         }
@@ -456,9 +456,9 @@ fn until_reported(engine: &Engine, vars: &[Var<DeviceWords>], lose: impl FnOnce(
         let lost = lose();
         let last = waiters
             .into_iter()
-            .map(|waiter| waiter.join().expect("the waiter returns"))
+            .map(|waiter| waiter.join().expect("the waiter should not panic"))
             .max()
-            .expect("there are waiters");
+            .expect("there should be waiters");
         last.duration_since(lost).as_nanos() as f64
     })
 }

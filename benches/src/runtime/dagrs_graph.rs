@@ -76,7 +76,7 @@ impl Runtime for Dagrs {
         }
         let table = std::mem::take(&mut self.table);
         self.graph.set_env(EnvVar::new(table));
-        self.runtime.block_on(self.graph.async_start()).expect("the graph runs");
+        self.runtime.block_on(self.graph.async_start()).expect("the graph should run");
         self.graph = Graph::new();
         self.variables.iter_mut().for_each(|history| *history = History::default());
     }

@@ -168,7 +168,7 @@ pub(crate) fn multiply(
     let [a, b] = factors;
     let [rows, inner, columns] = sizes;
     let lens = [a.len(), b.len(), product.len()];
-    assert_eq!(lens, [rows * inner, inner * columns, rows * columns], "the arrays of a product have other sizes");
+    assert_eq!(lens, [rows * inner, inner * columns, rows * columns], "the arrays of a product have the wrong sizes");
     let [Ok(rows), Ok(inner), Ok(columns)] = sizes.map(i32::try_from) else {
         return Err(Error::Unavailable(format!("`matmul`: cuBLAS multiplies no matrices with sizes of {sizes:?}")));
     };

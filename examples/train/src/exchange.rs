@@ -87,7 +87,9 @@ pub fn within<R>(what: &str, limit: Duration, f: impl FnOnce() -> R) -> io::Resu
 pub fn start() -> Result<Universe, Error> {
     match within("the start of MPI", LIMIT, || mpi::initialize_with_threading(Threading::Serialized))? {
         Some((universe, Threading::Serialized | Threading::Multiple)) => Ok(universe),
-        _ => Err(Error::Use("MPI allows no calls from threads other than the first, or no second start".into())),
+        _ => {
+            Err(Error::Use("MPI has been started before, or allows no calls from threads other than the first".into()))
+        }
     }
 }
 
@@ -343,7 +345,7 @@ impl Lane {
 
     /// Starts a job's collective.
     fn start(&mut self, mut job: Job) {
-        let values = job.from.values().expect("the operation has checked the values");
+        let values = job.from.values().expect("the operation should have checked the values");
         let (from, count) = (values.as_ptr(), values.len() as Count);
         let to = job.to.values_mut().as_mut_ptr();
         let (kind, communicator) = (f32::equivalent_datatype(), &self.communicators[job.key]);
@@ -398,19 +400,19 @@ mod tests {
 
     #[test]
     fn waiting_jobs_are_started_by_priority() {
-        let engine = raddle::Engine::builder().workers(1).build().expect("the engine is built");
+        let engine = raddle::Engine::builder().workers(1).build().expect("an engine");
         let runtime = Runtime::new(&engine, raddle::Device::Cpu, 0);
         let (messages, received) = channel();
-        messages.send(Err("a failure".into())).expect("the receiver exists");
+        messages.send(Err("a failure".into())).expect("the receiver should exist");
         for priority in [1, 3, 2] {
             let [from, to] = [0.0, 1.0].map(|value| Array::full(&runtime, &[1], value).expect("enough memory"));
-            let variables = [&from, &to].map(|array| array.chunk().host().expect("the array is in host memory"));
+            let variables = [&from, &to].map(|array| array.chunk().host().expect("the array should be in host memory"));
             let messages = messages.clone();
             let accesses = (variables[0].read(), variables[1].overwrite());
             let send = move |(from, to)| async move {
-                messages.send(Ok(Job { key: 0, priority, from, to })).expect("the receiver exists");
+                messages.send(Ok(Job { key: 0, priority, from, to })).expect("the receiver should exist");
             };
-            engine.op("send").push_future(accesses, send).expect("the push succeeds");
+            engine.op("send").push_future(accesses, send).expect("the push should succeed");
         }
         let order = sorted(received.iter().take(4)).into_iter().map(|message| message.map(|job| job.priority));
         assert_eq!(order.collect::<Vec<_>>(), [Err("a failure".into()), Ok(3), Ok(2), Ok(1)]);

@@ -47,7 +47,7 @@ const GLYPHS: [u16; 10] = [31599, 11415, 29671, 29647, 23497, 31183, 31215, 2925
 /// Writes a picture of the misclassified images, each above its true and predicted class.
 ///
 /// # Errors
-/// The file cannot be written; an answer's number is not that of an image.
+/// The file cannot be written; a number in `wrong` is not that of an image.
 pub fn picture(path: &Path, images: &Images, wrong: &[(usize, usize, usize)]) -> Result<(), Error> {
     const SCALE: usize = 8;
     const COLUMNS: usize = 8;

@@ -29,7 +29,7 @@ use support::{bits, everywhere, numbers};
 type Tested = Result<(), Error>;
 
 fn test_everywhere(test: impl Fn(&Arc<Runtime>) -> Tested) {
-    everywhere(|runtime| test(runtime).expect("the test passes"));
+    everywhere(|runtime| test(runtime).expect("the test should pass"));
 }
 
 fn iota(runtime: &Arc<Runtime>, shape: &[usize]) -> Result<Array, Error> {
@@ -107,19 +107,22 @@ fn copies_between_devices() {
 
 #[test]
 fn operations_return_before_they_run() {
-    let engine = Engine::builder().workers(1).build().expect("the engine is built");
+    let engine = Engine::builder().workers(1).build().expect("an engine");
     let runtime = Runtime::new(&engine, Device::Cpu, 0);
     let (go, wait) = mpsc::channel();
     // Until the test sends a message, the only worker runs nothing else.
-    engine.op("occupy").push((), move |()| wait.recv().expect("the test sends")).expect("the push succeeds");
+    engine
+        .op("occupy")
+        .push((), move |()| wait.recv().expect("the test should send"))
+        .expect("the push should succeed");
     let array = Array::new(&runtime, &[2]).expect("enough memory");
     let task = Task::new("fill", vec![]).out(&array, Mode::Write);
-    task.push(&runtime, |mut views| views.outs[0].values.fill(2.0)).expect("the push succeeds");
-    let sum = array.add_assign(&array).and_then(|()| array.sum()).expect("the push succeeds");
+    task.push(&runtime, |mut views| views.outs[0].values.fill(2.0)).expect("the push should succeed");
+    let sum = array.add_assign(&array).and_then(|()| array.sum()).expect("the push should succeed");
     drop(array);
-    assert_eq!(runtime.statistics().allocated, 0, "memory is taken only when an operation runs");
-    go.send(()).expect("the operation waits");
-    assert_eq!(sum.to_vec().expect("no operation fails"), [8.0]);
+    assert_eq!(runtime.statistics().allocated, 0, "memory was taken before an operation ran");
+    go.send(()).expect("the operation should wait");
+    assert_eq!(sum.to_vec().expect("no operation should fail"), [8.0]);
 }
 
 /// The memory of dropped arrays is used again, and in the end all memory is free.
@@ -134,7 +137,7 @@ fn memory_is_freed_in_order_and_used_again() {
         drop(sum);
         runtime.engine().wait_for_all()?;
         let statistics = runtime.statistics();
-        assert_eq!(statistics.live, 0, "all memory is free: {statistics:?}");
+        assert_eq!(statistics.live, 0, "memory is still in use: {statistics:?}");
         if runtime.device() == Device::Cpu {
             assert_eq!(statistics.allocated + statistics.reused, 201, "{statistics:?}");
             // On a naive engine, where operations run when pushed, at most three pieces are in use at a time.
@@ -150,9 +153,9 @@ fn memory_is_freed_in_order_and_used_again() {
 fn random_numbers_depend_on_the_seed_alone() {
     let numbers = |runtime: &Arc<Runtime>| {
         let arrays: Vec<_> = (0..8).map(|_| Array::normal(runtime, &[50], 2.0).expect("enough memory")).collect();
-        arrays.iter().flat_map(|array| bits(&array.to_vec().expect("no operation fails"))).collect::<Vec<_>>()
+        arrays.iter().flat_map(|array| bits(&array.to_vec().expect("no operation should fail"))).collect::<Vec<_>>()
     };
-    let engine = Engine::builder().workers(2).build().expect("the engine is built");
+    let engine = Engine::builder().workers(2).build().expect("an engine");
     let expected = numbers(&Runtime::new(&engine, Device::Cpu, 7));
     assert_ne!(expected, numbers(&Runtime::new(&engine, Device::Cpu, 8)));
     everywhere(|runtime| assert_eq!(numbers(runtime), expected));
@@ -161,7 +164,7 @@ fn random_numbers_depend_on_the_seed_alone() {
 /// Two operations that draw numbers can run at the same time: each waits for the other.
 #[test]
 fn operations_draw_from_several_generators() {
-    let engine = Engine::builder().workers(2).build().expect("the engine is built");
+    let engine = Engine::builder().workers(2).build().expect("an engine");
     let runtime = Runtime::new(&engine, Device::Cpu, 0);
     let started = Arc::new(AtomicUsize::new(0));
     let draw = |_| {
@@ -175,19 +178,19 @@ fn operations_draw_from_several_generators() {
             }
             views.outs[0].values.fill(started.load(SeqCst) as f32);
         });
-        work.expect("the push succeeds");
+        work.expect("the push should succeed");
         array
     };
-    assert_eq!([0, 1].map(draw).map(|array| array.to_vec().expect("no operation fails")), [[2.0]; 2]);
+    assert_eq!([0, 1].map(draw).map(|array| array.to_vec().expect("no operation should fail")), [[2.0]; 2]);
 }
 
 #[test]
 fn wait_to_read_waits_and_returns_errors() {
-    let engine = Engine::builder().workers(2).build().expect("the engine is built");
+    let engine = Engine::builder().workers(2).build().expect("an engine");
     let array = Array::full(&Runtime::new(&engine, Device::Cpu, 0), &[1], 0.0).expect("enough memory");
     let (go, wait) = mpsc::channel::<()>();
     let held = engine.op("held").writes([array.chunk().token()]).try_push((), move |()| Ok(wait.recv()?));
-    held.expect("the push succeeds");
+    held.expect("the push should succeed");
     let sent = Arc::new(AtomicUsize::new(0));
     let waiter = thread::spawn({
         let (array, sent) = (array.clone(), Arc::clone(&sent));
@@ -195,10 +198,10 @@ fn wait_to_read_waits_and_returns_errors() {
     });
     thread::sleep(Duration::from_millis(50));
     sent.store(1, SeqCst);
-    go.send(()).expect("the operation waits");
-    assert_eq!(waiter.join().expect("the thread does not panic"), (true, 1));
+    go.send(()).expect("the operation should wait");
+    assert_eq!(waiter.join().expect("the thread should not panic"), (true, 1));
     let failed = engine.op("fail").writes([array.chunk().token()]).try_push((), |()| Err("it is broken".into()));
-    failed.expect("the push succeeds");
+    failed.expect("the push should succeed");
     let error = array.wait_to_read().unwrap_err().to_string();
     assert!(error.contains("it is broken"), "{error}");
     engine.clear_errors();
@@ -211,7 +214,7 @@ fn a_device_has_one_pool() {
     let host = Runtime::new(&engine, Device::Cpu, 0);
     let gpu = host.beside(Device::Gpu(0), 0);
     let arrays = [&host, &gpu].map(|runtime| Array::full(runtime, &[1024], 0.0).expect("enough memory"));
-    engine.wait_for_all().expect("no operation fails");
+    engine.wait_for_all().expect("no operation should fail");
     for runtime in [&host, &gpu, &gpu.host(), &host.beside(Device::Gpu(0), 1)] {
         assert_eq!(runtime.statistics().live, 4096);
     }
@@ -275,7 +278,7 @@ fn a_convolution_matches_its_definition() {
 
 #[test]
 fn errors_name_shapes_that_do_not_match() {
-    let engine = Engine::builder().workers(1).build().expect("the engine is built");
+    let engine = Engine::builder().workers(1).build().expect("an engine");
     let runtime = Runtime::new(&engine, Device::Cpu, 0);
     let array = |shape: &[usize]| Array::full(&runtime, shape, 0.0).expect("enough memory");
     let layer: Arc<dyn Operator> = Arc::new(FullyConnected { outputs: 4 });
@@ -337,9 +340,9 @@ fn shapes_that_are_too_large_are_refused() {
             assert!(error.to_string().starts_with("an array cannot have more than "), "{error}");
         }
         assert!(Array::from_vec(&runtime, &[1 << 32, 1 << 32], Vec::new()).is_err());
-        let empty = Array::full(&runtime, &[usize::MAX, 0, 2], 0.0).expect("an empty array needs no memory");
+        let empty = Array::full(&runtime, &[usize::MAX, 0, 2], 0.0).expect("an empty array should need no memory");
         assert!(empty.reshape(&[1 << 32, 1 << 32]).is_err());
-        assert_eq!(empty.to_vec().expect("no operation fails"), []);
+        assert_eq!(empty.to_vec().expect("no operation should fail"), []);
         let task = Task { temporary: usize::MAX, ..Task::new("use", vec![]) };
         assert!(task.push(&runtime, |_| {}).is_err());
     }

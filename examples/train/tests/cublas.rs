@@ -36,10 +36,10 @@ fn runtime(kind: EngineKind, gpu: &CudaGpu) -> Result<Arc<Runtime>, Error> {
 fn on_each_engine(test: impl Fn(&Arc<Runtime>) -> Result<(), Error>) {
     let Some(gpu) = gpu(0) else { return };
     for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
-        let runtime = runtime(kind, &gpu).expect("the engine is built");
+        let runtime = runtime(kind, &gpu).expect("an engine");
         assert!(runtime.is_cuda());
-        test(&runtime).expect("the test passes");
-        runtime.engine().wait_for_all().expect("no operation fails");
+        test(&runtime).expect("the test should pass");
+        runtime.engine().wait_for_all().expect("no operation should fail");
         assert_eq!(runtime.statistics().live, 0, "{kind}");
     }
 }
@@ -150,13 +150,13 @@ fn slices_are_multiplied_and_copied() {
 #[test]
 fn threads_and_devices_do_not_share_handles() {
     let Some(first) = gpu(0) else { return };
-    let count = CudaGpu::count().expect("the driver is loaded").min(2);
+    let count = CudaGpu::count().expect("the driver should be loaded").min(2);
     let gpus: Vec<_> = [first].into_iter().chain((1..count).filter_map(gpu)).collect();
     thread::scope(|scope| {
         for kind in [EngineKind::Naive, EngineKind::PerDevice] {
             let engine =
                 gpus.iter().cloned().fold(Engine::builder().kind(kind).workers(1), |builder, gpu| builder.gpu(gpu));
-            let engine = engine.build().expect("the engine is built");
+            let engine = engine.build().expect("an engine");
             for thread in 0..4u32 {
                 let runtime = Runtime::new(&engine, Device::Gpu(thread % gpus.len() as u32), 0);
                 scope.spawn(move || {
@@ -164,7 +164,8 @@ fn threads_and_devices_do_not_share_handles() {
                         let product =
                             |runtime| array(runtime, &[5, 6], seed)?.matmul(&array(runtime, &[6, 3], seed)?)?.to_vec();
                         let (found, expected) = (product(&runtime), product(&runtime.host()));
-                        let [found, expected] = [found, expected].map(|values| values.expect("no operation fails"));
+                        let [found, expected] =
+                            [found, expected].map(|values| values.expect("no operation should fail"));
                         assert_close(&found, &expected, "a product");
                     }
                 });
@@ -178,7 +179,7 @@ fn operations_that_are_not_available_are_refused_and_lose_nothing() {
     on_each_engine(|runtime| {
         let array = array(runtime, &[2, 2], 1)?;
         let refused = |result: Result<(), Error>, name: &str| {
-            let error = result.expect_err("there is no kernel");
+            let error = result.expect_err("there should be no kernel");
             assert!(matches!(error, Error::Unavailable(_)), "{error}");
             let expected =
                 format!("`{name}` is not available on gpu(0), a CUDA device: copy the arrays to the host first");
@@ -220,9 +221,10 @@ fn factors_on_other_devices_and_of_other_shapes_are_refused() {
 
 /// Runs an ignored test in its own process, which must succeed, and whose output must contain `text`.
 fn child(name: &str, variable: (&str, &str), text: &str) {
-    let this = env::current_exe().expect("the test binary has a path");
+    let this = env::current_exe().expect("the test binary should have a path");
     let arguments = ["--ignored", "--exact", name, "--nocapture"];
-    let output = Command::new(this).args(arguments).env(variable.0, variable.1).output().expect("the test starts");
+    let output =
+        Command::new(this).args(arguments).env(variable.0, variable.1).output().expect("the test should start");
     let found = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
     println!("{found}");
     assert!(output.status.success() && found.contains(text));
@@ -240,8 +242,8 @@ fn a_missing_library_is_an_error() {
     };
     let folders = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let folders = env::join_paths(env::split_paths(&folders).filter(|folder| !has_cublas(folder)));
-    let folders = folders.expect("the folders come from such a list");
-    child("without_cublas", ("LD_LIBRARY_PATH", folders.to_str().expect("the folders are UTF-8")), "1 passed");
+    let folders = folders.expect("the folders should come from such a list");
+    child("without_cublas", ("LD_LIBRARY_PATH", folders.to_str().expect("the folders should be UTF-8")), "1 passed");
 }
 
 #[test]
@@ -251,14 +253,14 @@ fn without_cublas() {
         println!("skipped: the loader finds cuBLAS without LD_LIBRARY_PATH");
         return;
     }
-    let gpu = CudaGpu::open(0).expect("there is a GPU");
-    let runtime = runtime(EngineKind::PerDevice, &gpu).expect("the engine is built");
-    let array = array(&runtime, &[2, 2], 1).expect("the push succeeds");
+    let gpu = CudaGpu::open(0).expect("there should be a GPU");
+    let runtime = runtime(EngineKind::PerDevice, &gpu).expect("an engine");
+    let array = array(&runtime, &[2, 2], 1).expect("the push should succeed");
     let error = array.matmul(&array).unwrap_err();
     assert!(matches!(error, Error::Unavailable(_)), "{error}");
     assert_eq!(error.to_string(), "cuBLAS was not found: install it, or add its folder to LD_LIBRARY_PATH");
-    assert_eq!(array.to_vec().expect("no operation fails"), numbers(4, 1));
-    runtime.engine().wait_for_all().expect("no operation fails");
+    assert_eq!(array.to_vec().expect("no operation should fail"), numbers(4, 1));
+    runtime.engine().wait_for_all().expect("no operation should fail");
 }
 
 /// In each child, the stand-in for cuBLAS fails one call. The next product is computed.
@@ -283,13 +285,13 @@ fn a_call_that_fails_loses_only_its_product() {
 #[test]
 #[ignore = "another test runs it in its own process"]
 fn with_a_fault() {
-    let gpu = CudaGpu::open(0).expect("there is a GPU");
-    let runtime = runtime(EngineKind::PerDevice, &gpu).expect("the engine is built");
-    let array = array(&runtime, &[2, 2], 1).expect("the push succeeds");
-    let [failed, next] = [(); 2].map(|()| array.matmul(&array).expect("the push succeeds"));
+    let gpu = CudaGpu::open(0).expect("there should be a GPU");
+    let runtime = runtime(EngineKind::PerDevice, &gpu).expect("an engine");
+    let array = array(&runtime, &[2, 2], 1).expect("the push should succeed");
+    let [failed, next] = [(); 2].map(|()| array.matmul(&array).expect("the push should succeed"));
     println!("{}", failed.to_vec().unwrap_err());
-    let host = Array::from_vec(&runtime.host(), &[2, 2], numbers(4, 1)).expect("the push succeeds");
-    let expected = host.matmul(&host).and_then(|product| product.to_vec()).expect("no operation fails");
-    assert_close(&next.to_vec().expect("only the first product fails"), &expected, "the next product");
-    assert_eq!(array.to_vec().expect("no operation fails"), numbers(4, 1));
+    let host = Array::from_vec(&runtime.host(), &[2, 2], numbers(4, 1)).expect("the push should succeed");
+    let expected = host.matmul(&host).and_then(|product| product.to_vec()).expect("no operation should fail");
+    assert_close(&next.to_vec().expect("only the first product should fail"), &expected, "the next product");
+    assert_eq!(array.to_vec().expect("no operation should fail"), numbers(4, 1));
 }

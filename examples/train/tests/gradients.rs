@@ -18,19 +18,19 @@ use support::{bits, everywhere, numbers};
 fn apply(operator: &Arc<dyn Operator>, runtime: &Arc<Runtime>, ins: &[(Shape, Vec<f32>)]) -> [Vec<Array>; 2] {
     let runtime = Runtime::new(runtime.engine(), runtime.device(), 7);
     let arrays: Vec<_> = ins.iter().map(|(shape, values)| array(&runtime, shape, values)).collect();
-    let outs = invoke(operator, &arrays.iter().collect::<Vec<_>>(), true).expect("the shapes match");
+    let outs = invoke(operator, &arrays.iter().collect::<Vec<_>>(), true).expect("the shapes should match");
     [arrays, outs]
 }
 
 /// Computes the weighted sum of the first output's values. The engine computes the output, but not the sum.
 fn weighted(operator: &Arc<dyn Operator>, runtime: &Arc<Runtime>, ins: &[(Shape, Vec<f32>)], weights: &[f32]) -> f64 {
     let [_, outs] = apply(operator, runtime, ins);
-    let out = outs[0].to_vec().expect("no operation fails");
+    let out = outs[0].to_vec().expect("no operation should fail");
     out.iter().zip(weights).map(|(value, weight)| f64::from(*value) * f64::from(*weight)).sum()
 }
 
 fn array(runtime: &Arc<Runtime>, shape: &[usize], values: &[f32]) -> Array {
-    Array::from_vec(runtime, shape, values.to_vec()).expect("the shape matches")
+    Array::from_vec(runtime, shape, values.to_vec()).expect("the shape should match")
 }
 
 /// Compares gradients with finite differences, `step` above and below each value, for inputs of these shapes. `fixed`
@@ -52,8 +52,12 @@ fn check(runtime: &Arc<Runtime>, operator: impl Operator, shapes: &[Shape], fixe
         let places = gradients.iter().enumerate();
         let places = places.map(|(i, g)| if i < count { (Some(g), mode) } else { (None, Mode::Null) });
         let outs: Vec<_> = outs.iter().collect();
-        invoke_backward(&operator, &gradient, &arrays, &outs, &places.collect::<Vec<_>>()).expect("the shapes match");
-        gradients[..count].iter().map(|gradient| gradient.to_vec().expect("no operation fails")).collect::<Vec<_>>()
+        invoke_backward(&operator, &gradient, &arrays, &outs, &places.collect::<Vec<_>>())
+            .expect("the shapes should match");
+        gradients[..count]
+            .iter()
+            .map(|gradient| gradient.to_vec().expect("no operation should fail"))
+            .collect::<Vec<_>>()
     };
     let written = run(Mode::Write);
     let doubled = run(Mode::Add);
@@ -66,7 +70,7 @@ fn check(runtime: &Arc<Runtime>, operator: impl Operator, shapes: &[Shape], fixe
                 ins[input].1[i] = old;
                 sum
             };
-            let value = arrays[input].to_vec().expect("no operation fails")[i];
+            let value = arrays[input].to_vec().expect("no operation should fail")[i];
             let (above, below) = (value + step, value - step);
             let expected = (at(above) - at(below)) / f64::from(above - below);
             let error = (f64::from(gradient) - expected).abs() / (1.0 + expected.abs());
@@ -90,7 +94,7 @@ fn check_in_place(
     gradient: &Array,
     written: &[Vec<f32>],
 ) {
-    let values = |array: &Array| bits(&array.to_vec().expect("no operation fails"));
+    let values = |array: &Array| bits(&array.to_vec().expect("no operation should fail"));
     let [forward, backward] = operator.signature().in_place;
     if forward {
         let runtime = Runtime::new(runtime.engine(), runtime.device(), 7);
@@ -99,7 +103,7 @@ fn check_in_place(
         let others: Vec<_> = outs.iter().map(|out| Array::new(&runtime, out.shape()).expect("enough memory")).collect();
         let mut places: Vec<_> = others.iter().map(|out| (Some(out), Mode::Write)).collect();
         places[0] = (Some(&arrays[0]), Mode::InPlace);
-        invoke_into(operator, &arrays.iter().collect::<Vec<_>>(), &places, true).expect("the shapes match");
+        invoke_into(operator, &arrays.iter().collect::<Vec<_>>(), &places, true).expect("the shapes should match");
         assert_eq!(values(&arrays[0]), values(&outs[0]), "{operator:?} in place");
     }
     if backward {
@@ -108,7 +112,7 @@ fn check_in_place(
         let mut places = vec![(None, Mode::Null); arrays.len()];
         places[0] = (Some(&copy), Mode::InPlace);
         let (ins, outs): (Vec<_>, Vec<_>) = (arrays.iter().collect(), outs.iter().collect());
-        invoke_backward(operator, &copy, &ins, &outs, &places).expect("the shapes match");
+        invoke_backward(operator, &copy, &ins, &outs, &places).expect("the shapes should match");
         assert_eq!(values(&copy), bits(&written[0]), "the gradient of {operator:?} in place");
     }
 }
@@ -148,12 +152,12 @@ fn dropout_keeps_the_mean() {
     everywhere(|runtime| {
         let operator: Arc<dyn Operator> = Arc::new(Dropout { share: 0.25 });
         let ones = Array::full(runtime, &[4000], 1.0).expect("enough memory");
-        let outs = invoke(&operator, &[&ones], true).expect("the shapes match");
-        let factors = outs[0].to_vec().expect("no operation fails");
+        let outs = invoke(&operator, &[&ones], true).expect("the shapes should match");
+        let factors = outs[0].to_vec().expect("no operation should fail");
         let kept = factors.iter().filter(|factor| **factor != 0.0).count();
         assert!((2900..3100).contains(&kept), "{kept} of 4000 are kept");
         assert!(factors.iter().all(|factor| *factor == 0.0 || (factor * 0.75 - 1.0).abs() < 1e-6));
-        let outs = invoke(&operator, &[&ones], false).expect("the shapes match");
-        assert_eq!(outs[0].to_vec().expect("no operation fails"), [1.0; 4000]);
+        let outs = invoke(&operator, &[&ones], false).expect("the shapes should match");
+        assert_eq!(outs[0].to_vec().expect("no operation should fail"), [1.0; 4000]);
     });
 }

@@ -49,25 +49,28 @@ fn arrays(net: &Symbol, runtime: &Arc<Runtime>) -> Result<(Arrays, Gradients), E
 fn a_graph_and_a_tape_compute_the_same_bits() {
     everywhere(|runtime| {
         let net = net();
-        let (arguments, gradients) = arrays(&net, runtime).expect("the shapes match");
-        let executor = Executor::bind(&[&net], runtime, &arguments, &gradients).expect("the shapes match");
+        let (arguments, gradients) = arrays(&net, runtime).expect("the shapes should match");
+        let executor = Executor::bind(&[&net], runtime, &arguments, &gradients).expect("the shapes should match");
         // Two steps without a wait between them: only the variables keep the operations in order.
         for _ in 0..2 {
-            executor.forward().and_then(|()| executor.backward()).expect("the pushes succeed");
+            executor.forward().and_then(|()| executor.backward()).expect("the pushes should succeed");
         }
         let mut tape = Tape::new();
-        let loss = tape.apply_all(&net, &arguments).expect("the shapes match");
+        let loss = tape.apply_all(&net, &arguments).expect("the shapes should match");
         let other: Vec<_> = gradients
             .iter()
             .map(|(name, (array, _))| (&arguments[name], Array::new(runtime, array.shape()).expect("enough memory")))
             .collect();
         let pairs: Vec<_> = other.iter().map(|(array, gradient)| (*array, gradient)).collect();
-        tape.backward(&pairs).expect("the pushes succeed");
-        let values = |array: &Array| bits(&array.to_vec().expect("no operation fails"));
+        tape.backward(&pairs).expect("the pushes should succeed");
+        let values = |array: &Array| bits(&array.to_vec().expect("no operation should fail"));
         assert_eq!(values(&executor.outputs()[0]), values(&loss));
         for ((name, (gradient, _)), (_, other)) in gradients.iter().zip(&other) {
             assert_eq!(values(gradient), values(other), "the gradients of {name}");
-            assert!(gradient.to_vec().expect("no operation fails").iter().any(|value| value.abs() > 1e-6), "{name}");
+            assert!(
+                gradient.to_vec().expect("no operation should fail").iter().any(|value| value.abs() > 1e-6),
+                "{name}"
+            );
         }
     });
 }
@@ -75,23 +78,23 @@ fn a_graph_and_a_tape_compute_the_same_bits() {
 /// The gradients of the whole graph match finite differences.
 #[test]
 fn gradients_of_a_graph() {
-    let engine = Engine::builder().workers(2).build().expect("the engine is built");
+    let engine = Engine::builder().workers(2).build().expect("an engine");
     let runtime = Runtime::new(&engine, Device::Cpu, 0);
     let net = net();
-    let (arguments, gradients) = arrays(&net, &runtime).expect("the shapes match");
-    let executor = Executor::bind(&[&net], &runtime, &arguments, &gradients).expect("the shapes match");
-    executor.forward().and_then(|()| executor.backward()).expect("the pushes succeed");
+    let (arguments, gradients) = arrays(&net, &runtime).expect("the shapes should match");
+    let executor = Executor::bind(&[&net], &runtime, &arguments, &gradients).expect("the shapes should match");
+    executor.forward().and_then(|()| executor.backward()).expect("the pushes should succeed");
     let loss = || {
-        executor.forward().expect("the push succeeds");
-        f64::from(executor.outputs()[0].to_vec().expect("no operation fails")[0])
+        executor.forward().expect("the push should succeed");
+        f64::from(executor.outputs()[0].to_vec().expect("no operation should fail")[0])
     };
     for (name, (gradient, _)) in &gradients {
-        let gradient = gradient.to_vec().expect("no operation fails");
-        let array = arguments[name].reshape(&[gradient.len()]).expect("the number of values is the same");
-        let values = array.to_vec().expect("no operation fails");
+        let gradient = gradient.to_vec().expect("no operation should fail");
+        let array = arguments[name].reshape(&[gradient.len()]).expect("the number of values should be the same");
+        let values = array.to_vec().expect("no operation should fail");
         for (i, gradient) in gradient.iter().enumerate().step_by(1 + gradient.len() / 12) {
             let at = |value| {
-                array.slice(i..i + 1).and_then(|value_at| value_at.fill(value)).expect("the push succeeds");
+                array.slice(i..i + 1).and_then(|value_at| value_at.fill(value)).expect("the push should succeed");
                 loss()
             };
             let expected = (at(values[i] + 0.01) - at(values[i] - 0.01)) / 0.02;
@@ -104,32 +107,32 @@ fn gradients_of_a_graph() {
 
 #[test]
 fn values_share_memory_where_they_can() {
-    let engine = Engine::builder().workers(1).build().expect("the engine is built");
+    let engine = Engine::builder().workers(1).build().expect("an engine");
     let runtime = Runtime::new(&engine, Device::Cpu, 0);
     let data = Symbol::variable("data");
     let net = (0..6).fold(data, |x, i| Symbol::apply(simple::TANH.with(0.0), &format!("tanh{i}"), &[&x]));
     let data = Array::full(&runtime, &[100], 0.5).expect("enough memory");
     let arguments: Arrays = [("data".into(), data)].into();
-    let predict = Executor::bind(&[&net], &runtime, &arguments, &Gradients::new()).expect("the shapes match");
+    let predict = Executor::bind(&[&net], &runtime, &arguments, &Gradients::new()).expect("the shapes should match");
     let memory = predict.memory();
     assert_eq!((memory.values, memory.buffers, memory.in_place), (6, 1, 5), "{memory}");
     let gradient = Array::new(&runtime, &[100]).expect("enough memory");
     let gradients = [("data".into(), (gradient.clone(), Mode::Add))].into();
-    gradient.fill(1.0).expect("the push succeeds");
-    let train = Executor::bind(&[&net], &runtime, &arguments, &gradients).expect("the shapes match");
+    gradient.fill(1.0).expect("the push should succeed");
+    let train = Executor::bind(&[&net], &runtime, &arguments, &gradients).expect("the shapes should match");
     let memory = train.memory();
     // Six results are needed later; the gradients need one more buffer, since each replaces the previous one.
     assert_eq!((memory.values, memory.buffers, memory.in_place), (11, 7, 4), "{memory}");
-    train.forward().and_then(|()| train.backward()).expect("the pushes succeed");
+    train.forward().and_then(|()| train.backward()).expect("the pushes should succeed");
     let (mut y, mut slope) = (0.5f32, 1.0f32);
     for _ in 0..6 {
         y = y.tanh();
         slope *= 1.0 - y * y;
     }
-    let value = gradient.to_vec().expect("no operation fails")[0];
+    let value = gradient.to_vec().expect("no operation should fail")[0];
     assert!((value - 1.0 - slope).abs() < 1e-5, "{value} is not 1 + {slope}");
-    predict.forward().expect("the push succeeds");
-    let values = predict.outputs()[0].to_vec().expect("no operation fails");
+    predict.forward().expect("the push should succeed");
+    let values = predict.outputs()[0].to_vec().expect("no operation should fail");
     assert!(values.iter().all(|value| (value - y).abs() < 1e-5));
 }
 
@@ -145,16 +148,16 @@ fn outputs_that_nothing_needs_get_no_memory() {
             ("loss_label".into(), Array::full(runtime, &[2], 3.0).expect("enough memory")),
         ];
         let executor = Executor::bind(&[&loss.output(1)], runtime, &arguments.into(), &Gradients::new());
-        let executor = executor.expect("the shapes match");
+        let executor = executor.expect("the shapes should match");
         assert_eq!(executor.memory().values, 2);
-        executor.forward().expect("the push succeeds");
-        assert_eq!(executor.outputs()[0].to_vec().expect("no operation fails"), [0.25; 8]);
+        executor.forward().expect("the push should succeed");
+        assert_eq!(executor.outputs()[0].to_vec().expect("no operation should fail"), [0.25; 8]);
     });
 }
 
 #[test]
 fn errors_name_what_does_not_match() {
-    let engine = Engine::builder().workers(1).build().expect("the engine is built");
+    let engine = Engine::builder().workers(1).build().expect("an engine");
     let runtime = Runtime::new(&engine, Device::Cpu, 0);
     let net = net();
     let known = [("data".into(), vec![2, 2, 4, 6]), ("hidden_weight".into(), vec![8, 17])];
@@ -176,7 +179,7 @@ fn errors_name_what_does_not_match() {
     let surplus = Symbol::apply(simple::RELU.with(0.0), "relu", &[&data, &data]);
     let error = surplus.infer_shapes(&shapes.into()).unwrap_err();
     assert_eq!(error.to_string(), "`relu (relu)` takes 1 inputs, not 2");
-    let (mut arguments, gradients) = arrays(&net, &runtime).expect("the shapes match");
+    let (mut arguments, gradients) = arrays(&net, &runtime).expect("the shapes should match");
     arguments.remove("conv_bias");
     let error = Executor::bind(&[&net], &runtime, &arguments, &gradients).unwrap_err();
     assert!(error.to_string().starts_with("argument without an array: `conv_bias`"), "{error}");
@@ -185,7 +188,7 @@ fn errors_name_what_does_not_match() {
 /// An output that a node does not have is an error wherever the symbol is used.
 #[test]
 fn outputs_that_do_not_exist_are_refused() {
-    let engine = Engine::builder().workers(1).build().expect("the engine is built");
+    let engine = Engine::builder().workers(1).build().expect("an engine");
     let runtime = Runtime::new(&engine, Device::Cpu, 0);
     let data = Symbol::variable("data");
     let loss = Symbol::apply(SoftmaxCrossEntropy { scale: 1.0 }, "loss", &[&data]);
@@ -216,23 +219,25 @@ fn outputs_that_do_not_exist_are_refused() {
 /// The tape follows reshaped arrays, and refuses slices, since it would lose parts of their gradients.
 #[test]
 fn a_tape_follows_whole_arrays() {
-    let engine = Engine::builder().workers(1).build().expect("the engine is built");
+    let engine = Engine::builder().workers(1).build().expect("an engine");
     let runtime = Runtime::new(&engine, Device::Cpu, 0);
     let array = |shape: &[usize]| Array::full(&runtime, shape, 3.0).expect("enough memory");
     let (x, gradient) = (array(&[4]), array(&[4]));
     let square: Arc<dyn Operator> = Arc::new(simple::SQUARE.with(0.0));
     let mut tape = Tape::new();
-    let y = tape.apply("first", &square, &[&x]).expect("the shapes match")[0].reshape(&[2, 2]).expect("it fits");
-    tape.apply("second", &square, &[&y]).expect("the shapes match");
-    tape.backward(&[(&x, &gradient)]).expect("the pushes succeed");
-    assert_eq!(gradient.to_vec().expect("no operation fails"), [4.0 * 27.0; 4]);
+    let y = tape.apply("first", &square, &[&x]).expect("the shapes should match")[0]
+        .reshape(&[2, 2])
+        .expect("it should fit");
+    tape.apply("second", &square, &[&y]).expect("the shapes should match");
+    tape.backward(&[(&x, &gradient)]).expect("the pushes should succeed");
+    assert_eq!(gradient.to_vec().expect("no operation should fail"), [4.0 * 27.0; 4]);
     let error = tape.backward(&[(&x, &array(&[2, 2]))]).unwrap_err();
     assert_eq!(error.to_string(), "`backward`: the shape of `gradient` must be [4], but is [2, 2]");
-    let part = x.slice(0..2).expect("the range is valid");
+    let part = x.slice(0..2).expect("the range should be valid");
     let error = tape.backward(&[(&part, &array(&[2]))]).unwrap_err();
     assert_eq!(error.to_string(), "`first`: an input is not an array with a gradient, but overlaps one");
-    let row = y.slice(0..1).expect("the range is valid");
-    tape.apply("third", &square, &[&row]).expect("the shapes match");
+    let row = y.slice(0..1).expect("the range should be valid");
+    tape.apply("third", &square, &[&row]).expect("the shapes should match");
     let error = tape.backward(&[(&x, &gradient)]).unwrap_err().to_string();
     assert!(error.starts_with("`third`: an input is not"), "{error}");
 }

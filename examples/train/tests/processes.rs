@@ -28,7 +28,7 @@ fn mpirun(program: &str, arguments: &[&str]) -> Command {
 }
 
 fn train(arguments: &[&str]) -> Output {
-    mpirun(PROGRAM, arguments).output().expect("mpirun is installed")
+    mpirun(PROGRAM, arguments).output().expect("mpirun should be installed")
 }
 
 /// Runs a worker in four processes. Returns whether all succeeded, their output, and the time taken.
@@ -36,7 +36,9 @@ fn workers(name: &str) -> (bool, String, Duration) {
     let start = Instant::now();
     let this = std::env::current_exe().expect("a path");
     let arguments = ["--ignored", "--exact", name, "--nocapture", "--test-threads=1"];
-    let output = mpirun(this.to_str().expect("the path is UTF-8"), &arguments).output().expect("mpirun is installed");
+    let output = mpirun(this.to_str().expect("the path should be UTF-8"), &arguments)
+        .output()
+        .expect("mpirun should be installed");
     (output.status.success(), text(&output), start.elapsed())
 }
 
@@ -92,7 +94,7 @@ fn four_processes_compute_the_same_bits_as_one() {
 #[test]
 fn exchanges_overlap_with_the_backward_pass() {
     let path = std::env::temp_dir().join(format!("raddle-train-{}.pftrace", std::process::id()));
-    let output = train(&["--epochs", "2", "--trace", path.to_str().expect("the path is UTF-8")]);
+    let output = train(&["--epochs", "2", "--trace", path.to_str().expect("the path should be UTF-8")]);
     let text = text(&output);
     assert!(output.status.success(), "{text}");
     let counts = text.lines().filter_map(|line| line.split_once(" exchanges were in flight"));
@@ -101,7 +103,7 @@ fn exchanges_overlap_with_the_backward_pass() {
     for rank in 0..4 {
         let mut path = path.clone().into_os_string();
         path.push(format!(".{rank}"));
-        fs::remove_file(path).expect("the trace was written");
+        fs::remove_file(path).expect("the trace should have been written");
     }
 }
 
@@ -123,8 +125,8 @@ fn sums_are_in_the_order_of_ranks() {
 #[test]
 #[ignore = "run by another test in a separate process"]
 fn worker_sums() {
-    let worker = worker(keys, 20).expect("the keys are the same");
-    let (exchange, runtime) = (worker.exchange.as_ref().expect("the exchange exists"), &worker.runtime);
+    let worker = worker(keys, 20).expect("the keys should be the same");
+    let (exchange, runtime) = (worker.exchange.as_ref().expect("the exchange should exist"), &worker.runtime);
     // The sum of these values depends on the order of addition.
     let value = |rank: usize, step: usize| [1e8f32, 1.0, -1e8, 0.5][rank] * (1 + step % 3) as f32;
     let engine = runtime.engine();
@@ -139,19 +141,19 @@ fn worker_sums() {
         let keys = [("weight", parts(&[2, 3], value(worker.rank, step))), ("bias", parts(&[3], 1.0))];
         for key in 0..2 {
             let (name, parts) = &keys[(key + worker.rank) % 2];
-            exchange.push(name, name.len() as i32, &parts.each_ref()).expect("the shape matches");
+            exchange.push(name, name.len() as i32, &parts.each_ref()).expect("the shape should match");
         }
-        exchange.pull("weight", 0, &sums).expect("the shape matches");
-        all.push(sums.to_vec().expect("no operation fails"));
+        exchange.pull("weight", 0, &sums).expect("the shape should match");
+        all.push(sums.to_vec().expect("no operation should fail"));
     }
     for (step, sums) in all.iter().enumerate() {
         let expected = (0..4).fold(0.0f32, |sum, rank| sum + 3.0 * value(rank, step));
         assert_eq!(*sums, [expected; 6], "step {step}");
     }
-    engine.wait_for_all().expect("no operation fails");
+    engine.wait_for_all().expect("no operation should fail");
     let trace = worker.recorder.take();
     for (name, priority) in [("aggregate weight", 6), ("exchange weight", 6), ("exchange bias", 4)] {
-        let op = trace.ops().iter().find(|op| op.label() == name).expect("the operation ran");
+        let op = trace.ops().iter().find(|op| op.label() == name).expect("the operation should have run");
         assert_eq!(op.priority, priority, "{name}");
     }
     say(&format!("rank {} has the sums", worker.rank));
@@ -169,7 +171,7 @@ fn different_keys_are_an_error_in_all_processes() {
 #[ignore = "run by another test in a separate process"]
 fn worker_with_other_keys() {
     let other = |rank| vec![("weight".into(), vec![2, 3]), ("bias".into(), vec![if rank == 2 { 4 } else { 3 }])];
-    worker(other, 20).map(drop).expect("the keys are the same");
+    worker(other, 20).map(drop).expect("the keys should be the same");
 }
 
 /// Only one process makes a wrong call; the others wait for it.
@@ -188,16 +190,16 @@ fn an_unknown_key_or_another_shape_is_an_error_in_all_processes() {
 
 /// Exchanges `weight`; in the process of rank 2, calls `wrong` instead.
 fn exchange_or(wrong: fn(&Exchange, &Array) -> Result<(), Error>) {
-    let worker = worker(keys, 20).expect("the keys are the same");
-    let exchange = worker.exchange.as_ref().expect("the exchange exists");
+    let worker = worker(keys, 20).expect("the keys should be the same");
+    let exchange = worker.exchange.as_ref().expect("the exchange should exist");
     let array = |shape: &[usize]| Array::full(&worker.runtime, shape, 1.0).expect("enough memory");
     if worker.rank == 2 {
-        wrong(exchange, &array(&[2])).expect_err("the call is wrong");
+        wrong(exchange, &array(&[2])).expect_err("a wrong call should fail");
         thread::sleep(Duration::from_secs(60));
     }
     let weight = array(&[2, 3]);
     let exchanged = exchange.push("weight", 0, &[&weight]).and_then(|()| exchange.pull("weight", 0, &weight));
-    exchanged.and_then(|()| weight.wait_to_read()).expect("no operation fails");
+    exchanged.and_then(|()| weight.wait_to_read()).expect("no operation should fail");
 }
 
 #[test]
@@ -236,7 +238,7 @@ fn worker_hangs() {
 fn a_process_that_does_not_start_ends_the_others() {
     let start = Instant::now();
     let mut mpirun = mpirun(PROGRAM, &[":", "-n", "1", "sleep", "60"]);
-    let output = mpirun.output().expect("mpirun is installed");
+    let output = mpirun.output().expect("mpirun should be installed");
     let (text, time) = (text(&output), start.elapsed());
     assert!(!output.status.success() && time < Duration::from_secs(20), "{time:?}: {text}");
     assert!(text.contains("the start of MPI has taken 10s: a process has died or hangs"), "{text}");
@@ -252,12 +254,12 @@ fn a_process_that_is_stopped_before_the_end_ends_the_others() {
 #[test]
 #[ignore = "run by another test in a separate process"]
 fn worker_is_stopped() {
-    let universe = exchange::start().expect("this is the first call of MPI");
+    let universe = exchange::start().expect("this should be the first call of MPI");
     if mpi::topology::Communicator::rank(&universe.world()) == 2 {
         let stopped = Command::new("sh").args(["-c", &format!("kill -STOP {}", std::process::id())]).status();
-        assert!(stopped.expect("there is a shell").success());
+        assert!(stopped.expect("there should be a shell").success());
     }
-    exchange::end(universe).expect("the thread is started");
+    exchange::end(universe).expect("the thread should be started");
 }
 
 /// Returns the state of a process, and the id of its parent.
@@ -271,22 +273,22 @@ fn process(id: u32) -> Option<(char, u32)> {
 /// Returns their output.
 fn train_until(signal: &str) -> String {
     let mut mpirun = mpirun(PROGRAM, &["--epochs", "500"]);
-    let mut mpirun = mpirun.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun is installed");
-    let mut lines = BufReader::new(mpirun.stdout.take().expect("it is piped"));
+    let mut mpirun = mpirun.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun should be installed");
+    let mut lines = BufReader::new(mpirun.stdout.take().expect("it should be piped"));
     let mut text = String::new();
     while !text.contains("epoch  1") {
-        assert_ne!(lines.read_line(&mut text).expect("the text is UTF-8"), 0, "{text}");
+        assert_ne!(lines.read_line(&mut text).expect("the text should be UTF-8"), 0, "{text}");
     }
     let all = fs::read_dir("/proc")
-        .expect("this is Linux")
+        .expect("this should be Linux")
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let ranks: Vec<u32> = all.filter(|&id| process(id).is_some_and(|(_, parent)| parent == mpirun.id())).collect();
     assert_eq!(ranks.len(), 4);
     let start = Instant::now();
     let killed = Command::new("sh").args(["-c", &format!("kill -{signal} {}", ranks[2])]).status();
-    assert!(killed.expect("there is a shell").success());
-    lines.read_to_string(&mut text).expect("the text is UTF-8");
-    let output = mpirun.wait_with_output().expect("mpirun ends");
+    assert!(killed.expect("there should be a shell").success());
+    lines.read_to_string(&mut text).expect("the text should be UTF-8");
+    let output = mpirun.wait_with_output().expect("mpirun should end");
     assert!(!output.status.success());
     text += &String::from_utf8_lossy(&output.stderr);
     while ranks.iter().any(|&rank| process(rank).is_some_and(|(state, _)| state != 'Z')) {

@@ -19,11 +19,11 @@ use raddle_train::{
 use support::{PLACES, bits, builder, engine};
 
 fn bytes() -> Vec<u8> {
-    std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits.bin")).expect("the file exists")
+    std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits.bin")).expect("the file should exist")
 }
 
 fn images() -> Arc<Images> {
-    Arc::new(Images::parse(bytes()).expect("the file is complete"))
+    Arc::new(Images::parse(bytes()).expect("the file should be complete"))
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn a_truncated_or_damaged_file_is_refused() {
     let problem = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = bytes();
         change(&mut bytes);
-        Images::parse(bytes).expect_err("the file is damaged")
+        Images::parse(bytes).expect_err("a damaged file should be refused")
     };
     assert_eq!(
         problem(&|bytes| bytes.truncate(9000)),
@@ -78,15 +78,15 @@ fn batches_depend_on_the_seed_alone() {
         let runtime = Runtime::new(engine, Device::Cpu, 5);
         let mut loader = Loader::new(&images, &runtime, (0..60).collect(), 20, 2, 3).expect("enough images");
         let (mut classes, mut pixels) = (Vec::new(), Vec::new());
-        while let Some(batch) = loader.next().expect("the push succeeds") {
-            classes.extend(batch.classes.to_vec().expect("no operation fails"));
-            pixels.extend(bits(&batch.images.to_vec().expect("no operation fails")));
+        while let Some(batch) = loader.next().expect("the push should succeed") {
+            classes.extend(batch.classes.to_vec().expect("no operation should fail"));
+            pixels.extend(bits(&batch.images.to_vec().expect("no operation should fail")));
         }
         (classes, pixels)
     };
     let (mut classes, pixels) = batches(&engine(PLACES[0]));
     assert_eq!((classes.len(), pixels.len()), (120, 120 * 64));
-    assert!(pixels.iter().collect::<HashSet<_>>().len() > 1000, "the images are distorted");
+    assert!(pixels.iter().collect::<HashSet<_>>().len() > 1000, "the images were not distorted");
     for place in &PLACES[1..5] {
         assert_eq!(batches(&engine(*place)), (classes.clone(), pixels.clone()));
     }
@@ -100,13 +100,13 @@ fn batches_depend_on_the_seed_alone() {
 #[test]
 fn batches_are_made_in_advance_up_to_the_bound() {
     let recorder = Recorder::new();
-    let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("the engine is built");
+    let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("an engine");
     let runtime = Runtime::new(&engine, Device::Cpu, 5);
     let mut loader = Loader::new(&images(), &runtime, (0..100).collect(), 10, 1, 3).expect("enough images");
-    engine.wait_for_all().expect("no operation fails");
+    engine.wait_for_all().expect("no operation should fail");
     let made = recorder.take().ops().iter().filter(|op| op.label() == "augment").count();
-    assert_eq!(made, 3, "before the first batch is requested");
-    let first = loader.next().expect("the push succeeds").expect("there are batches");
+    assert_eq!(made, 3, "a wrong number of batches was made before the first was requested");
+    let first = loader.next().expect("the push should succeed").expect("there should be batches");
     let versions = |batch: &raddle_train::data::Batch| batch.images.chunk().token().version();
     let (go, wait) = mpsc::channel::<()>();
     let read = first.images.look("slow", [], move |values| {
@@ -115,15 +115,15 @@ fn batches_are_made_in_advance_up_to_the_bound() {
     });
     let mut made = Vec::new();
     for _ in 0..5 {
-        made.push(loader.next().expect("the push succeeds").expect("there are ten batches"));
+        made.push(loader.next().expect("the push should succeed").expect("there should be ten batches"));
     }
-    made[1].images.wait_to_read().expect("no operation fails");
+    made[1].images.wait_to_read().expect("no operation should fail");
     // The fourth batch was pushed and needs the first one's slot.
     assert_eq!(made[2].images.chunk().token(), first.images.chunk().token());
-    assert_eq!(versions(&first), 1, "the reader has not finished");
-    go.send(()).expect("the reader waits");
-    let read = read.expect("the push succeeds").wait().expect("no operation fails");
-    assert_ne!(first.images.to_vec().expect("no operation fails"), read, "the slot is reused");
+    assert_eq!(versions(&first), 1, "the slot was reused before its reader had finished");
+    go.send(()).expect("the reader should wait");
+    let read = read.expect("the push should succeed").wait().expect("no operation should fail");
+    assert_ne!(first.images.to_vec().expect("no operation should fail"), read, "the slot was not reused");
     assert!(versions(&first) > 1);
 }
 
@@ -134,9 +134,9 @@ fn the_bits_of_the_parameters_do_not_depend_on_the_engine() {
     let options = Options { epochs: 2, batch: 192, shards: 3, ..Options::default() };
     let train = |place: (EngineKind, usize, Device)| {
         let engine = engine(place);
-        let mut trainer = Trainer::new(&engine, place.2, &images, options).expect("the options are valid");
-        let loss = [0, 1].map(|epoch| trainer.epoch(epoch, |_, _| {}).expect("no operation fails").to_bits());
-        (loss, trainer.bits().expect("no operation fails"))
+        let mut trainer = Trainer::new(&engine, place.2, &images, options).expect("the options should be valid");
+        let loss = [0, 1].map(|epoch| trainer.epoch(epoch, |_, _| {}).expect("no operation should fail").to_bits());
+        (loss, trainer.bits().expect("no operation should fail"))
     };
     let expected = train(PLACES[0]);
     for place in &PLACES[1..] {
@@ -150,10 +150,10 @@ fn the_bits_do_not_depend_on_the_order_of_ready_operations() {
     let images = images();
     let options = Options { epochs: 1, batch: 240, shards: 2, ..Options::default() };
     let train = |seed| {
-        let engine = Engine::builder().workers(2).shuffle(seed).build().expect("the engine is built");
-        let mut trainer = Trainer::new(&engine, Device::Cpu, &images, options).expect("the options are valid");
-        trainer.epoch(0, |_, _| {}).expect("no operation fails");
-        trainer.bits().expect("no operation fails")
+        let engine = Engine::builder().workers(2).shuffle(seed).build().expect("an engine");
+        let mut trainer = Trainer::new(&engine, Device::Cpu, &images, options).expect("the options should be valid");
+        trainer.epoch(0, |_, _| {}).expect("no operation should fail");
+        trainer.bits().expect("no operation should fail")
     };
     let expected = train(0);
     (1..5).for_each(|seed| assert!(train(seed) == expected, "{seed}"));
@@ -163,15 +163,15 @@ fn the_bits_do_not_depend_on_the_order_of_ready_operations() {
 fn a_loss_that_is_not_finite_ends_the_training_and_changes_nothing() {
     for place in PLACES {
         let recorder = Recorder::with_capacity(16 << 20);
-        let engine = builder(place).recorder(&recorder).build().expect("the engine is built");
+        let engine = builder(place).recorder(&recorder).build().expect("an engine");
         let options = Options { epochs: 2, rate: 1e3, ..Options::default() };
-        let mut trainer = Trainer::new(&engine, place.2, &images(), options).expect("the options are valid");
+        let mut trainer = Trainer::new(&engine, place.2, &images(), options).expect("the options should be valid");
         let error = trainer.epoch(0, |_, _| {}).unwrap_err();
         assert!(matches!(error, Error::Loss(_)), "{error}");
         // No copy starts after the failed check, so the search for the layer uses the batch of the failed step.
         let trace = recorder.take();
         let failed = trace.ops().iter().find(|op| op.label() == "check" && op.outcome == Some(Outcome::Failed));
-        let failed = failed.expect("the check fails").ended;
+        let failed = failed.expect("the check should fail").ended;
         let is_copy = |op: &&TracedOp| ["copy", "stage"].contains(&op.label().as_str());
         assert!(trace.ops().iter().filter(is_copy).all(|op| op.started.is_none_or(|start| Some(start) < failed)));
         let text = error.to_string();
@@ -181,14 +181,14 @@ fn a_loss_that_is_not_finite_ends_the_training_and_changes_nothing() {
             "{text}"
         );
         // That step's gradients are NaN and were not applied.
-        let bits = trainer.bits().expect("the errors were cleared");
+        let bits = trainer.bits().expect("the errors should have been cleared");
         assert!(bits.iter().all(|bits| !f32::from_bits(*bits).is_nan()), "{text}");
     }
 }
 
 #[test]
 fn invalid_options_are_refused() {
-    let engine = Engine::builder().workers(1).build().expect("the engine is built");
+    let engine = Engine::builder().workers(1).build().expect("an engine");
     let problem = |options| Trainer::new(&engine, Device::Cpu, &images(), options).unwrap_err().to_string();
     let options = Options::default();
     assert_eq!(problem(Options { batch: 65, ..options }), "a batch of 65 cannot be split into 2 equal parts");
@@ -229,7 +229,7 @@ fn the_first_layers_parameters_travel_first() {
     let processes: Option<Arc<dyn Processes>> = Some(Arc::<Noted>::clone(&noted));
     let options = Options { epochs: 1, batch: 480, ..Options::default() };
     let trainer = Trainer::with_processes(&engine, Device::Cpu, &images(), options, processes);
-    trainer.expect("the options are valid").epoch(0, |_, _| {}).expect("no operation fails");
+    trainer.expect("the options should be valid").epoch(0, |_, _| {}).expect("no operation should fail");
     let noted = noted.0.lock().expect("no panic");
     for call in ["push", "pull"] {
         let layers = ["conv1_weight", "conv1_bias", "conv2_weight", "full1_weight", "full2_bias"];
@@ -243,17 +243,21 @@ fn the_first_layers_parameters_travel_first() {
 #[test]
 fn updates_overlap_with_the_backward_pass() {
     let recorder = Recorder::with_capacity(16 << 20);
-    let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("the engine is built");
+    let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("an engine");
     let options = Options { epochs: 5, batch: 240, ..Options::default() };
-    let mut trainer = Trainer::new(&engine, Device::Cpu, &images(), options).expect("the options are valid");
+    let mut trainer = Trainer::new(&engine, Device::Cpu, &images(), options).expect("the options should be valid");
     for epoch in 0..options.epochs {
-        trainer.epoch(epoch, |_, _| {}).expect("no operation fails");
+        trainer.epoch(epoch, |_, _| {}).expect("no operation should fail");
         let trace = recorder.take();
-        trace.check_order().expect("the engine keeps its rule");
+        trace.check_order().expect("the engine should keep its rule");
         let overlap = report::overlap(&trace, |name| name.starts_with("update "));
         assert!(overlap.count > 0);
-        let priority = |name: &str| trace.ops().iter().find(|op| op.label() == name).expect("it ran").priority;
-        assert!(priority("update conv1_weight") > priority("update full2_weight"), "the first layer comes first");
+        let priority =
+            |name: &str| trace.ops().iter().find(|op| op.label() == name).expect("it should have run").priority;
+        assert!(
+            priority("update conv1_weight") > priority("update full2_weight"),
+            "the first layer does not come first"
+        );
         if let (Some((update, backward)), 1..) = (overlap.example, overlap.overlapping) {
             assert!(update.starts_with("update ") && backward.ends_with(" backward"), "{update}, {backward}");
             return;
@@ -264,21 +268,22 @@ fn updates_overlap_with_the_backward_pass() {
 
 #[test]
 fn the_net_learns() {
-    let engine = Engine::builder().workers(2).build().expect("the engine is built");
+    let engine = Engine::builder().workers(2).build().expect("an engine");
     let options = Options { epochs: 4, ..Options::default() };
-    let mut trainer = Trainer::new(&engine, Device::Cpu, &images(), options).expect("the options are valid");
-    let losses: Vec<f32> = (0..4).map(|epoch| trainer.epoch(epoch, |_, _| {}).expect("no operation fails")).collect();
+    let mut trainer = Trainer::new(&engine, Device::Cpu, &images(), options).expect("the options should be valid");
+    let losses: Vec<f32> =
+        (0..4).map(|epoch| trainer.epoch(epoch, |_, _| {}).expect("no operation should fail")).collect();
     assert!(losses[3] < losses[0] / 3.0, "{losses:?}");
-    let answers = trainer.test().expect("no operation fails");
+    let answers = trainer.test().expect("no operation should fail");
     assert!(report::accuracy(&answers) > 0.9, "{}", report::accuracy(&answers));
     let table = report::confusion(&answers, 10);
     assert_eq!((table.lines().count(), answers.len()), (11, 359));
-    let [bound, imperative] = trainer.compare(2).expect("no operation fails");
+    let [bound, imperative] = trainer.compare(2).expect("no operation should fail");
     assert!(bound > 0.0 && imperative > 0.0);
     let path = std::env::temp_dir().join(format!("raddle-train-{}.png", std::process::id()));
-    report::picture(&path, &images(), &answers[..9]).expect("the picture is written");
-    let picture = std::fs::read(&path).expect("the picture exists");
-    std::fs::remove_file(&path).expect("the picture exists");
+    report::picture(&path, &images(), &answers[..9]).expect("the picture should be written");
+    let picture = std::fs::read(&path).expect("the picture should exist");
+    std::fs::remove_file(&path).expect("the picture should exist");
     assert!(picture.starts_with(b"\x89PNG"));
 }
 
@@ -291,10 +296,10 @@ fn the_program_reports_and_judges() {
         .args(["--epochs", "3", "--batch", "240", "--require", "10", "--within", "0.001"])
         .args(["--picture".as_ref(), picture.as_os_str(), "--trace".as_ref(), trace.as_os_str()])
         .output()
-        .expect("the program starts");
+        .expect("the program should start");
     let (text, problem) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
     assert!(std::fs::read(&trace).is_ok_and(|bytes| bytes.len() > 10_000), "{text}{problem}");
-    [picture, trace].iter().for_each(|path| std::fs::remove_file(path).expect("the program has written it"));
+    [picture, trace].iter().for_each(|path| std::fs::remove_file(path).expect("the program should have written it"));
     // Five steps of eight updates.
     assert!(text.contains(" of 40 updates of the last epoch ran during the backward pass of another layer"), "{text}");
     assert!(text.contains("memory of cpu: ") && text.contains("naive: 3 epochs in "), "{text}");

@@ -79,7 +79,7 @@ impl Completion {
 
     /// Returns the completion of a newly ready operation.
     pub(crate) fn ready(shape: &Shape) -> Self {
-        let variable = shape.variable(0).expect("an operation has an access");
+        let variable = shape.variable(0).expect("an operation should have an access");
         let at = if shape.arity() == 1 { At::LoadLive } else { At::Done { variable } };
         Self { at, variable, ..Self::WAITING }
     }
@@ -185,7 +185,7 @@ impl Completion {
                 )
             }
             At::LoadNextRegistered(step) => {
-                let next = op_of(step.next).expect("an access behind another belongs to an operation");
+                let next = op_of(step.next).expect("an access behind another should belong to an operation");
                 if world.record(next).registered == world.shape(next).arity() {
                     self.passed(step, op, world)
                 } else if step.linked != 0 && world.has(Rule::Defer) {

@@ -109,7 +109,7 @@ impl Tracker {
     /// # Panics
     /// If a thread has panicked while holding the lock.
     pub fn ends(&self) -> HashSet<State> {
-        self.ends.lock().expect("no thread panics while it holds this lock").clone()
+        self.ends.lock().expect("no thread should panic while it holds this lock").clone()
     }
 
     fn program(&self, state: &State) -> &Program {
@@ -338,7 +338,7 @@ impl Model for Tracker {
             Self::next_step(state, who).filter(|_| may).map(|step| Action { who, step })
         }));
         if actions.is_empty() {
-            self.ends.lock().expect("no thread panics while it holds this lock").insert(state.clone());
+            self.ends.lock().expect("no thread should panic while it holds this lock").insert(state.clone());
         }
     }
 

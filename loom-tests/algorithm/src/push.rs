@@ -328,7 +328,7 @@ impl Push {
                 At::LoadTail
             }
             At::LoadTheirRegistered { tail, flags } => {
-                let op = op_of(tail).expect("only operations are helped");
+                let op = op_of(tail).expect("only operations should be helped");
                 if world.record(op).registered < world.shape(op).arity() {
                     self.help(op)
                 } else {
@@ -498,7 +498,7 @@ impl Push {
 impl World<'_> {
     /// Returns whether the push of `op` is over.
     pub(crate) fn has_returned(&self, op: OpId) -> bool {
-        let thread = self.program.first.iter().rposition(|&first| first <= op).expect("a thread pushes it");
+        let thread = self.program.first.iter().rposition(|&first| first <= op).expect("a thread should push it");
         let push = &self.state.pushes[thread];
         push.at == At::Over || op < push.own()
     }

@@ -160,7 +160,7 @@ fn a_scope_counts_out_a_cancelled_operation() {
             }
             let is_cancelled = canceller.join().unwrap();
             assert!(is_cancelled || is_counted_out);
-            assert_eq!(borrowed.get(), 1, "the function is dropped once");
+            assert_eq!(borrowed.get(), 1, "the function was not dropped exactly once");
         });
     }
 }
@@ -208,7 +208,7 @@ fn a_function_is_called_or_dropped() {
             }
             other => panic!("the handle and the variable disagree: {other:?}"),
         }
-        engine.wait_for_all().expect("the failure was reported");
+        engine.wait_for_all().expect("no failure should be left");
     });
 }
 
@@ -267,7 +267,7 @@ fn an_operation_that_is_cancelled_twice_while_it_starts_has_one_result() {
         assert!(!(won && ran));
         group.wait().ok();
         let seen = if won { engine.wait_for_var(&value).map(|()| 0) } else { engine.get(&value) };
-        assert_eq!(seen.is_err(), won, "only the loud cancellation fails the variable");
+        assert_eq!(seen.is_err(), won, "a quiet cancellation failed the variable, or a loud one did not");
         assert_eq!(seen.unwrap_or(0), i32::from(ran));
     });
 }

@@ -24,7 +24,7 @@ use raddle_loom_tests::{COMPLETE, Task, World, model, must_fail, without};
 fn hand_over(before: Mode, after: Mode) {
     let world = World::new(1);
     let first = world.op(&[(0, before)]);
-    let first = world.push(first).ready.expect("nothing is pending");
+    let first = world.push(first).ready.expect("nothing should be pending");
     let other = Arc::clone(&world);
     let thread = thread::spawn(move || other.run(first));
     world.push_and_run(world.op(&[(0, after)]));
@@ -77,7 +77,7 @@ fn meet_helped(bound: usize, before: Mode, after: Mode) {
     model(bound, Contract, move || {
         let world = World::new(2);
         let first = world.op(&[(1, before)]);
-        let first = world.push(first).ready.expect("nothing is pending");
+        let first = world.push(first).ready.expect("nothing should be pending");
         let stalled = world.stall(world.op(&[(0, Write), (1, after)]));
         let behind = world.op(&[(0, Write)]);
         let (completer, helper) = (Arc::clone(&world), Arc::clone(&world));
@@ -105,7 +105,7 @@ fn end_and_help(before: Mode, after: Mode) {
     model(2, Contract, move || {
         let world = World::new(2);
         let first = world.op(&[(1, before)]);
-        let first = world.push(first).ready.expect("nothing is pending");
+        let first = world.push(first).ready.expect("nothing should be pending");
         let stalled = world.stall(world.op(&[(0, Write), (1, after)]));
         let behind = world.op(&[(0, Write)]);
         let other = Arc::clone(&world);
@@ -138,8 +138,11 @@ fn the_last_of_two_predecessors_makes_the_successor_ready() {
         // Without holds, the operations' records would be retired, which adds happens-before edges that could hide a
         // missing one.
         let holds = firsts.each_ref().map(OpRef::hold);
-        let [one, two] = firsts.map(|op| world.push(op).ready.expect("nothing is pending"));
-        assert!(world.push(world.op(&[(0, Write), (1, Read)])).ready.is_none(), "two predecessors are pending");
+        let [one, two] = firsts.map(|op| world.push(op).ready.expect("nothing should be pending"));
+        assert!(
+            world.push(world.op(&[(0, Write), (1, Read)])).ready.is_none(),
+            "an operation is ready while two predecessors are pending"
+        );
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || other.run(one));
         world.run(two);
@@ -158,7 +161,7 @@ fn two_predecessors_complete_while_the_successor_is_pushed() {
         // Without holds, the operations' records would be retired, which adds happens-before edges that could hide a
         // missing one.
         let holds = firsts.each_ref().map(OpRef::hold);
-        let firsts = firsts.map(|op| world.push(op).ready.expect("nothing is pending"));
+        let firsts = firsts.map(|op| world.push(op).ready.expect("nothing should be pending"));
         let successor = world.op(&[(0, Read), (1, Write)]);
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || firsts.into_iter().for_each(|op| other.run(op)));
@@ -178,7 +181,7 @@ fn readers_that_complete_in_any_order_make_the_writer_ready() {
         let writer = world.op(&[(0, Write)]);
         let readers = [Read; 2].map(|mode| world.op(&[(0, mode)]));
         let last = world.op(&[(0, Write)]);
-        let writer = world.push(writer).ready.expect("nothing is pending");
+        let writer = world.push(writer).ready.expect("nothing should be pending");
         let readers = readers.map(|reader| {
             let address = reader.as_ptr();
             assert!(world.push(reader).ready.is_none(), "an operation is ready while a writer is pending");
@@ -211,7 +214,7 @@ fn readers_side_by_side(flavour: Flavour) {
         let world = World::new(1);
         let writer = world.op(&[(0, Write)]);
         let readers = readers_of(&world);
-        let writer = world.push(writer).ready.expect("nothing is pending");
+        let writer = world.push(writer).ready.expect("nothing should be pending");
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || {
             let mut ready = ReadyList::default();
@@ -255,7 +258,7 @@ fn three_in_a_row(bound: usize, modes: [Mode; 3]) {
     model(bound, Contract, move || {
         let world = World::new(1);
         let [first, second, third] = modes.map(|mode| world.op(&[(0, mode)]));
-        let first = world.push(first).ready.expect("nothing is pending");
+        let first = world.push(first).ready.expect("nothing should be pending");
         let (completer, pusher) = (Arc::clone(&world), Arc::clone(&world));
         let threads = [thread::spawn(move || completer.run(first)), thread::spawn(move || pusher.push_and_run(third))];
         world.push_and_run(second);
@@ -293,7 +296,7 @@ fn a_reader_behind_a_helped_reader_does_not_wait_for_it() {
     model(2, Contract, || {
         let world = World::new(2);
         let first = world.op(&[(1, Read)]);
-        let first = world.push(first).ready.expect("nothing is pending");
+        let first = world.push(first).ready.expect("nothing should be pending");
         let stalled = world.stall(world.op(&[(0, Write), (1, Read)]));
         let (helping, behind) = (world.op(&[(0, Write)]), world.op(&[(1, Read)]));
         let (completer, helper) = (Arc::clone(&world), Arc::clone(&world));
@@ -330,7 +333,7 @@ fn an_access_is_not_retired_while_a_completion_walks_past_it() {
         let world = World::new(2);
         let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
         let behind = [world.op(&[(0, Read), (1, Read)]), world.op(&[(0, Read)]), world.op(&[(0, Write)])];
-        let [one, two] = firsts.map(|op| world.push(op).ready.expect("nothing is pending"));
+        let [one, two] = firsts.map(|op| world.push(op).ready.expect("nothing should be pending"));
         for op in behind {
             assert!(world.push(op).ready.is_none(), "an operation is ready while a writer is pending");
         }
@@ -349,7 +352,7 @@ fn a_tail_moved_by_a_completion_hands_over_the_access() {
     model(2, Contract, || {
         let world = World::new(1);
         let first = world.op(&[(0, Write)]);
-        let first = world.push(first).ready.expect("nothing is pending");
+        let first = world.push(first).ready.expect("nothing should be pending");
         let (completer, looker) = (Arc::clone(&world), Arc::clone(&world));
         let threads =
             [thread::spawn(move || completer.run(first)), thread::spawn(move || _ = looker.queue(0).is_idle(Write))];
@@ -377,7 +380,7 @@ fn readers_do_not_wait_for_each_other_if_the_one_before_them_completes_while_the
     model(2, Contract, || {
         let world = World::new(2);
         let first = world.op(&[(1, Read)]);
-        let first = world.push(first).ready.expect("nothing is pending");
+        let first = world.push(first).ready.expect("nothing should be pending");
         let second = world.op(&[(0, Write), (1, Read)]);
         let stalled = world.stall(second);
         let third = world.op(&[(1, Read)]);
@@ -403,7 +406,7 @@ fn an_access_is_not_retired_before_the_completion_that_walks_to_it() {
     model(2, Contract, || {
         let world = World::new(2);
         let first = world.op(&[(1, Write)]);
-        let first = world.push(first).ready.expect("nothing is pending");
+        let first = world.push(first).ready.expect("nothing should be pending");
         let stalled = world.stall_before_swing(world.op(&[(0, Write), (1, Write)]));
         let completer = Arc::clone(&world);
         let thread = thread::spawn(move || completer.run(first));
@@ -423,7 +426,7 @@ fn an_access_linked_by_a_helper_is_not_retired_before_the_completion_that_walks_
     model(2, Contract, || {
         let world = World::new(2);
         let first = world.op(&[(1, Write)]);
-        let first = world.push(first).ready.expect("nothing is pending");
+        let first = world.push(first).ready.expect("nothing should be pending");
         let stalled = world.stall_beside_a_helper(world.op(&[(0, Write), (1, Write)]));
         let completer = Arc::clone(&world);
         let thread = thread::spawn(move || completer.run(first));
@@ -447,7 +450,7 @@ fn a_pusher_hands_over_the_writes_that_it_has_acquired() {
         // Without holds, the operations' records would be retired, which adds happens-before edges that could hide a
         // missing one.
         let holds = ops.each_ref().map(OpRef::hold);
-        let [one, other] = ops.map(|op| world.push(op).ready.expect("nothing is pending"));
+        let [one, other] = ops.map(|op| world.push(op).ready.expect("nothing should be pending"));
         let stalled = world.stall(world.op(&[(0, Read), (1, Read)]));
         let completer = Arc::clone(&world);
         let thread = thread::spawn(move || completer.run(one));
@@ -467,7 +470,7 @@ fn a_thread_that_finds_a_variable_idle_sees_the_writes_to_it() {
         model(COMPLETE, Contract, move || {
             let world = World::new(1);
             let op = world.op(&[(0, Write)]);
-            let op = world.push(op).ready.expect("nothing is pending");
+            let op = world.push(op).ready.expect("nothing should be pending");
             let other = Arc::clone(&world);
             let thread = thread::spawn(move || other.run(op));
             if world.queue(0).is_idle(mode) {
@@ -501,8 +504,8 @@ fn readers_of_an_idle_variable_are_ready_immediately() {
 /// own operation and the one behind it, and reads no reclaimed record.
 fn walk_beside_completions() {
     let world = World::new(2);
-    let own = world.push(world.op(&[(0, Write)])).ready.expect("nothing is pending");
-    let other = world.push(world.op(&[(1, Write)])).ready.expect("nothing is pending");
+    let own = world.push(world.op(&[(0, Write)])).ready.expect("nothing should be pending");
+    let other = world.push(world.op(&[(1, Write)])).ready.expect("nothing should be pending");
     assert!(world.push(world.op(&[(0, Read)])).ready.is_none());
     assert!(world.push(world.op(&[(1, Write)])).ready.is_none());
     assert!(world.push(world.op(&[(1, Write)])).ready.is_none());
@@ -552,7 +555,7 @@ fn without_a_pin_a_walk_reads_a_reclaimed_record() {
 fn look_during_pushes(look: impl Fn(&OpRef<Task>) -> Vec<usize> + Send + Sync + 'static) {
     model(2, Contract, move || {
         let world = World::new(1);
-        let own = world.push(world.op(&[(0, Write)])).ready.expect("nothing is pending");
+        let own = world.push(world.op(&[(0, Write)])).ready.expect("nothing should be pending");
         let pusher = Arc::clone(&world);
         let thread = thread::spawn(move || {
             for mode in [Read, Write] {

@@ -117,7 +117,7 @@ fn a_lane_publishes_and_completes_while_another_checks() {
         told.store(true, Relaxed);
         done.write(7);
         lane.complete(1);
-        assert!(lane.after(1).is_none(), "no lane needs an event behind a complete operation");
+        assert!(lane.after(1).is_none(), "a lane needs an event behind a complete operation");
     });
     if !timeline.is_complete(1) {
         // Loaded only after a call to `is_complete`, since loom switches threads only where a thread uses one of loom's
@@ -342,9 +342,9 @@ fn launch(stream: &mut GpuStream, data: &Arc<Data>, before: u64) {
     };
     stream
         .simulated()
-        .expect("the stream is simulated")
+        .expect("the stream should be simulated")
         .launch(Duration::ZERO, (), kernel)
-        .expect("the device is sound");
+        .expect("the device should be sound");
 }
 
 /// Two threads, each with its own stream, poll a device; either may run any kernel. One of the threads launches three
@@ -356,9 +356,10 @@ fn a_kernel_on_an_included_stream_while_another_thread_polls() {
         launch(&mut other, &Data::new(), 0);
         other.end();
     });
-    let (mut lane, mut own) = (GpuStream::alone(&gpu), ImportedStream::simulated(&gpu).expect("the device is sound"));
+    let (mut lane, mut own) =
+        (GpuStream::alone(&gpu), ImportedStream::simulated(&gpu).expect("the device should be sound"));
     launch(&mut lane, &data, 0);
-    lane.include(&mut own, |own| launch(own, &data, 1)).expect("the device is sound");
+    lane.include(&mut own, |own| launch(own, &data, 1)).expect("the device should be sound");
     launch(&mut lane, &data, 2);
     lane.end();
     assert_eq!(data.read(), 3);

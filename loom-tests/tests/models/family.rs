@@ -64,7 +64,7 @@ fn the_parts_of_a_parent_end() {
     let parts = [Data::new(), Data::new()];
     let family = TwoParts { count: FamilyCount::new(), parts, releases: Counter::new(0), ends: Counter::new(0) };
     let family = Arc::new(family);
-    assert!(family.count.admit(), "the function runs");
+    assert!(family.count.admit(), "the future was not admitted although the function runs");
     let other = Arc::clone(&family);
     let future = thread::spawn(move || other.work(1));
     family.work(0);
@@ -120,7 +120,7 @@ fn children_end() {
     let (children, variables) = ([Data::new(), Data::new()], Data::new());
     let family = Arc::new(Children { count: FamilyCount::new(), children, variables, ends: Counter::new(0) });
     family.count.enter();
-    assert!(family.count.end_part(), "there is one part");
+    assert!(family.count.end_part(), "the only part did not end as the last one");
     let other = Arc::clone(&family);
     let child = thread::spawn(move || other.run(0));
     // The second child stands for the drop of a value, which is queued behind the children and has its own share.
@@ -167,7 +167,7 @@ impl Pushed {
             let _ = self.before.get();
             self.started.fetch_add(children, Relaxed);
             for _ in 0..children {
-                assert!(!self.count.leave(), "the work has a share");
+                assert!(!self.count.leave(), "the work has no share");
             }
             assert!(self.count.leave(), "a share was lost");
         }

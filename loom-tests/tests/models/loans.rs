@@ -113,7 +113,7 @@ fn at_most_one_of_two_workers_stays_idle_for_a_function() {
         let lane = Lane::new(2);
         let (other, third) = (Arc::clone(&lane), Arc::clone(&lane));
         let borrowed = lane.loans.borrow(&lane.sleep);
-        assert!(borrowed, "both workers are idle");
+        assert!(borrowed, "no worker was borrowed although both are idle");
         let workers = [thread::spawn(move || other.work(0)), thread::spawn(move || third.work(1))];
         lane.compute();
         lane.loans.give_back();

@@ -172,7 +172,7 @@ fn an_access_inserted_by_two_helpers_is_counted_once() {
 fn the_tail_hands_over_the_access_it_points_to() {
     model(2, Contract, || {
         let world = World::new(1);
-        let push = |world: &World| world.push(world.op(&[(0, Read)])).ready.expect("only readers are pending");
+        let push = |world: &World| world.push(world.op(&[(0, Read)])).ready.expect("only readers should be pending");
         let (pusher, looker) = (Arc::clone(&world), Arc::clone(&world));
         let pusher = thread::spawn(move || push(&pusher));
         let looker = thread::spawn(move || _ = looker.queue(0).is_idle(Write));

@@ -76,7 +76,7 @@ fn complete_while_another_appends(bound: usize) {
     model(bound, Contract, || {
         let world = World::new(1);
         let [first, second, third] = [(); 3].map(|()| world.op(&[(0, Write)]));
-        let first = world.push(first).ready.expect("nothing is pending");
+        let first = world.push(first).ready.expect("nothing should be pending");
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || other.push_and_run(second));
         world.run(first);
@@ -108,7 +108,7 @@ fn complete_and_check_while_another_appends(accesses: &'static [(usize, Mode)]) 
     model(3, Contract, move || {
         let world = World::new(2);
         let first = world.op(&[(1, Write)]);
-        let first = world.push(first).ready.expect("nothing is pending");
+        let first = world.push(first).ready.expect("nothing should be pending");
         let second = world.op(accesses);
         let second = if accesses.len() > 1 { Ok(world.stall(second)) } else { Err(second) };
         let other = Arc::clone(&world);
@@ -149,7 +149,7 @@ fn the_last_share_retires_the_record_after_all_uses() {
         let world = World::new(2);
         let first = world.op(&[(0, Write), (1, Write)]);
         let nexts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
-        let first = world.push(first).ready.expect("nothing is pending");
+        let first = world.push(first).ready.expect("nothing should be pending");
         let threads = nexts.map(|op| {
             let world = Arc::clone(&world);
             thread::spawn(move || world.push_and_run(op))
@@ -205,7 +205,7 @@ fn an_operation_that_another_thread_holds_keeps_its_record() {
     model(COMPLETE, Contract, || {
         let world = World::new(1);
         let op = world.op(&[(0, Write)]);
-        let op = world.push(op).ready.expect("nothing is pending");
+        let op = world.push(op).ready.expect("nothing should be pending");
         world.execute(&op);
         let hold = op.hold();
         let thread = thread::spawn(move || {

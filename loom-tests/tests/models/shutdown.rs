@@ -366,7 +366,10 @@ fn a_wait_for_room_is_woken_by_operations_of_later_generations() {
         leave(&shared.pending, third);
         thread.join().unwrap();
         assert!(polled.is_ready() || count.get() >= 1, "the future was not woken");
-        assert!(shared.pending.poll_room(&mut key, &waker).is_ready(), "there is room");
+        assert!(
+            shared.pending.poll_room(&mut key, &waker).is_ready(),
+            "a wait for room is pending although there is room"
+        );
         leave(&shared.pending, first);
         assert!(shared.pending.end_room(&mut key).is_none(), "another future is still registered");
     });

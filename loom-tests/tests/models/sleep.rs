@@ -387,7 +387,7 @@ fn an_operation_that_a_waiter_puts_back_reaches_the_other_worker() {
         first.push_next(op(0, DEFAULT_BAND));
         first.share_slot();
         let threads = spawn_workers(vec![second], take_one);
-        assert!(first.take(|_| false).is_none(), "no operation is wanted");
+        assert!(first.take(|_| false).is_none(), "an unwanted operation was taken");
         // This thread waits, so the other worker must run the operation.
         assert_taken_once(threads, 1);
     });

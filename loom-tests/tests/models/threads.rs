@@ -218,7 +218,7 @@ fn a_lane_that_is_first_used_during_a_stop_has_no_thread_afterwards() {
         assert_eq!(*served.lock().unwrap(), None, "a thread serves a lane of a stopped engine");
         pusher.join().unwrap();
         lane.join().unwrap();
-        assert_eq!(aside.take().len(), 1, "the worker gets a thread at the start");
+        assert_eq!(aside.take().len(), 1, "the worker gets no thread at the start");
     });
 }
 

@@ -50,7 +50,7 @@ struct Folder(PathBuf);
 impl Folder {
     fn new(name: &str) -> Self {
         let path = env::temp_dir().join(format!("raddle-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path).expect("a folder can be made");
+        fs::create_dir_all(&path).expect("a folder");
         Self(path)
     }
 }
@@ -63,10 +63,12 @@ impl Drop for Folder {
 
 /// Runs a process, killing it if it takes too long. Returns whether it succeeded, and its output.
 fn run(command: &mut Command) -> (bool, String) {
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the process starts");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the process should start");
     let (done, is_done) = mpsc::channel();
-    let (mut out, mut err) =
-        (child.stdout.take().expect("the output is piped"), child.stderr.take().expect("the output is piped"));
+    let (mut out, mut err) = (
+        child.stdout.take().expect("the output should be piped"),
+        child.stderr.take().expect("the output should be piped"),
+    );
     let reader = thread::spawn(move || {
         let mut text = Vec::new();
         let mut errors = Vec::new();
@@ -80,14 +82,14 @@ fn run(command: &mut Command) -> (bool, String) {
     if is_done.recv_timeout(PATIENCE).is_err() {
         let _ = child.kill();
     }
-    let well = child.wait().expect("the process can be waited for").success();
-    (well, reader.join().expect("the reader does not panic"))
+    let well = child.wait().expect("waiting for the process should succeed").success();
+    (well, reader.join().expect("the reader should not panic"))
 }
 
 /// Builds the library with `defines` in `folder`. Returns `false` if there is no compiler.
 fn build(folder: &Path, defines: &[&str]) -> bool {
     let source = folder.join("fake.c");
-    fs::write(&source, include_str!("fake.c")).expect("there is room");
+    fs::write(&source, include_str!("fake.c")).expect("there should be room");
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"]).arg(folder.join("libcuda.so")).arg(&source);
     compiler.args(defines.iter().map(|define| format!("-D{define}")));
@@ -103,7 +105,7 @@ fn build(folder: &Path, defines: &[&str]) -> bool {
 /// Runs the ignored test `name` in a process that searches `folder` first for the driver's library, and asserts that
 /// the test passes.
 fn inside(folder: &Path, name: &str, variables: &[(&str, &str)]) {
-    let mut command = Command::new(env::current_exe().expect("the path of this program is known"));
+    let mut command = Command::new(env::current_exe().expect("the path of this program should be known"));
     command.args(["--exact", "--ignored", "--nocapture", "--test-threads=1", &format!("device::cuda::tests::{name}")]);
     for unset in ["FAKE_INIT", "FAKE_DEVICES", "FAKE_NARROW", "FAKE_OLD", "RADDLE_CUDA_MARKS"] {
         command.env_remove(unset);
@@ -127,10 +129,10 @@ fn a_missing_or_old_driver_and_a_missing_device_are_errors_with_advice() {
     let folder = Folder::new("bad");
     // The loader finds these files before any driver library on the machine.
     for name in ["libcuda.so", "libcuda.so.1"] {
-        fs::write(folder.0.join(name), "not a library").expect("there is room");
+        fs::write(folder.0.join(name), "not a library").expect("there should be room");
     }
     inside(&folder.0, "inside_opening_fails", &[("WANTED", "was not found: install"), ("CODE", "-1")]);
-    fs::remove_file(folder.0.join("libcuda.so.1")).expect("the file exists");
+    fs::remove_file(folder.0.join("libcuda.so.1")).expect("the file should exist");
     if !build(&folder.0, &["WITHOUT_EVENT_QUERY"]) {
         return;
     }
@@ -156,17 +158,17 @@ fn inside_opening_fails() {
     if !is_inside() {
         return;
     }
-    let error = CudaGpu::open(0).expect_err("something is wrong");
+    let error = CudaGpu::open(0).expect_err("opening should fail");
     assert!(error.message().contains(&env::var("WANTED").unwrap()), "{error}");
     assert_eq!(error.code().to_string(), env::var("CODE").unwrap());
     assert_eq!(error.is_lost(), error.code() == 999);
     match CudaGpu::count() {
         Ok(count) if error.code() == 100 || env::var_os("FAKE_DEVICES").is_some() => assert_eq!(count, 0),
-        Ok(count) => assert_eq!(count, 2, "only opening the device fails"),
+        Ok(count) => assert_eq!(count, 2, "the count of devices is wrong although only opening fails"),
         Err(again) => assert_eq!(again.to_string(), error.to_string()),
     }
     // A further call returns the same error.
-    assert_eq!(CudaGpu::open(0).expect_err("still").to_string(), error.to_string());
+    assert_eq!(CudaGpu::open(0).expect_err("the same error").to_string(), error.to_string());
 }
 
 // ------------------------------------------------------------------------------------------- what can be opened ----
@@ -207,7 +209,8 @@ fn fake<F: Copy>(name: &str) -> F {
     // SAFETY: the library is loaded, and its initialisation code does nothing.
     let library = unsafe { sys::culib() };
     // SAFETY: `fake.c` defines this name with the type `F`.
-    *unsafe { library.get::<F>(name.as_bytes()) }.expect("the loaded library is the one that the tests have built")
+    *unsafe { library.get::<F>(name.as_bytes()) }
+        .expect("the loaded library should be the one that the tests have built")
 }
 
 /// Calls a function of `fake.c` that returns a number and takes no arguments.
@@ -238,11 +241,11 @@ fn fail(skip: i32, code: i32, stays: bool) {
 }
 
 fn driver(ordinal: usize) -> Arc<dyn Driver> {
-    Arc::new(CudaGpu::open(ordinal).expect("the device exists"))
+    Arc::new(CudaGpu::open(ordinal).expect("the device should exist"))
 }
 
 fn pinned(driver: &Arc<dyn Driver>, values: &[u64]) -> PinnedVec<u64> {
-    let mut vec = PinnedVec::new(driver, values.len()).expect("there is memory");
+    let mut vec = PinnedVec::new(driver, values.len()).expect("there should be memory");
     vec.copy_from_slice(values);
     vec
 }
@@ -281,7 +284,7 @@ fn inside_all_commands_are_executed() {
         assert_eq!(DeviceVec::<u64>::new(&one, 0).unwrap().cuda_ptr(), None);
         let (mut first, mut second) = (one.open(StreamRole::CopyIn).unwrap(), two.open(StreamRole::Urgent).unwrap());
         let priority = |stream: &mut dyn Stream| {
-            let stream = stream_of(stream).expect("the stream is a CUDA stream").cu_stream();
+            let stream = stream_of(stream).expect("the stream should be a CUDA stream").cu_stream();
             fake::<extern "C" fn(sys::CUstream) -> i32>("fakePriority")(stream)
         };
         assert_eq!((priority(&mut *first), priority(&mut *second)), (0, -5));
@@ -295,17 +298,21 @@ fn inside_all_commands_are_executed() {
         copy(&mut *second, b.address(), c.address(), 24).unwrap();
         assert_eq!(number_of("fakePeers"), 0);
         copy(&mut *second, b.address(), c.address(), 24).unwrap();
-        assert_eq!(number_of("fakePeers"), 1, "a temporary refusal is retried");
+        assert_eq!(number_of("fakePeers"), 1, "a temporary refusal was not retried");
         copy(&mut *second, a.address(), c.address(), 8).unwrap();
         copy(&mut *second, b.address(), c.address(), 24).unwrap();
-        assert_eq!(number_of("fakePeers"), 1, "each device is asked once");
+        assert_eq!(number_of("fakePeers"), 1, "a device was asked again");
         copy(&mut *second, c.address(), to.address(), 24).unwrap();
         copy(&mut *second, to.address(), to.address(), 8).unwrap();
         copy(&mut *second, Address::nowhere(MemoryKind::Device), Address::nowhere(MemoryKind::Pinned), 0).unwrap();
         for seq in [3, 4] {
             second.mark(seq).unwrap();
         }
-        assert_eq!((first.passed().unwrap(), second.passed().unwrap()), (0, 0), "the driver was not queried yet");
+        assert_eq!(
+            (first.passed().unwrap(), second.passed().unwrap()),
+            (0, 0),
+            "a mark passed before the driver was queried"
+        );
         pass(&mut *first, 7);
         pass(&mut *second, 4);
         assert_eq!(*to, [1, 2, 3]);
@@ -313,15 +320,15 @@ fn inside_all_commands_are_executed() {
         let simulated = SimulatedGpu::new();
         let mut other = simulated.open(StreamRole::All).unwrap();
         let (event, theirs) = (first.record().unwrap(), other.record().unwrap());
-        assert!(!other.wait(&event).expect_err("the devices cannot wait for each other").is_lost());
-        assert!(!first.wait(&theirs).expect_err("the devices cannot wait for each other").is_lost());
+        assert!(!other.wait(&event).expect_err("the devices should not wait for each other").is_lost());
+        assert!(!first.wait(&theirs).expect_err("the devices should not wait for each other").is_lost());
         assert!(stream_of(&mut *other).is_none());
         let theirs = DeviceVec::<u64>::new(&(Arc::new(simulated) as Arc<dyn Driver>), 3).unwrap();
-        copy(&mut *first, theirs.address(), a.address(), 24).expect_err("the memory is a simulated device's");
-        copy(&mut *other, a.address(), theirs.address(), 24).expect_err("the memory is a CUDA device's");
+        copy(&mut *first, theirs.address(), a.address(), 24).expect_err("the memory should be a simulated device's");
+        copy(&mut *other, a.address(), theirs.address(), 24).expect_err("the memory should be a CUDA device's");
         assert_eq!(theirs.cuda_ptr(), None);
     }
-    assert_eq!(live(), 0, "everything was released");
+    assert_eq!(live(), 0, "something was not released");
 }
 
 #[test]
@@ -333,8 +340,8 @@ fn inside_imported_streams_are_ordered_with_lanes() {
     {
         let gpus = [0, 1].map(|ordinal| CudaGpu::open(ordinal).unwrap());
         let streams = gpus.each_ref().map(|gpu| gpu.context().new_stream_with_priority(0).unwrap());
-        let error =
-            ImportedStream::cuda(&gpus[0], Arc::clone(&streams[1])).expect_err("the stream is the other device's");
+        let error = ImportedStream::cuda(&gpus[0], Arc::clone(&streams[1]))
+            .expect_err("the stream should be the other device's");
         assert!(!error.is_lost() && error.message().contains("context of fake (CUDA device 0)"), "{error}");
 
         // Only one thread at a time may use the library.
@@ -343,19 +350,20 @@ fn inside_imported_streams_are_ordered_with_lanes() {
         let waits = || number_of("fakeWaits");
         let (before, expected) = (waits(), streams[0].cu_stream().addr());
         let include = engine.op("include").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), move |stream, own| {
-            let lane = stream.cuda().expect("the stream is CUDA's").cu_stream().addr();
+            let lane = stream.cuda().expect("the stream should be CUDA's").cu_stream().addr();
             assert_ne!(lane, expected);
-            stream
-                .include(own, |own| assert_eq!(own.cuda().expect("the stream is CUDA's").cu_stream().addr(), expected))
+            stream.include(own, |own| {
+                assert_eq!(own.cuda().expect("the stream should be CUDA's").cu_stream().addr(), expected)
+            })
         });
         include.unwrap().wait().unwrap();
         // Each stream waits for the other one.
         assert_eq!(waits() - before, 2);
         engine.wait_for_all().unwrap();
         drop((own, engine));
-        assert_eq!(Arc::strong_count(&streams[0]), 1, "only the program keeps the stream");
+        assert_eq!(Arc::strong_count(&streams[0]), 1, "not only the program keeps the stream");
     }
-    assert_eq!(live(), 0, "everything was released");
+    assert_eq!(live(), 0, "something was not released");
 }
 
 #[test]
@@ -367,15 +375,18 @@ fn inside_memory_is_pooled() {
     let (one, two) = (driver(0), driver(1));
     assert_eq!(current(), 1);
     let mut vec = pinned(&one, &[5; 100]);
-    assert_eq!(current(), 1, "allocation leaves the thread's context alone");
+    assert_eq!(current(), 1, "an allocation changed the thread's context");
     vec.fill(6);
     drop(vec);
     let before = live();
     assert_eq!(*PinnedVec::<u64>::new(&one, 100).unwrap(), [0; 100]);
-    assert_eq!(live(), before, "the block came from the pool");
+    assert_eq!(live(), before, "the block did not come from the pool");
     assert_eq!(*PinnedVec::<u64>::new(&two, 100).unwrap(), [0; 100]);
-    assert_eq!(live(), before + 1, "each device has a pool of its own");
-    assert!(PinnedVec::<u64>::new(&one, 625).unwrap().iter().all(|&value| value == 0), "new pinned memory is zeroed");
+    assert_eq!(live(), before + 1, "the devices do not have pools of their own");
+    assert!(
+        PinnedVec::<u64>::new(&one, 625).unwrap().iter().all(|&value| value == 0),
+        "new pinned memory is not zeroed"
+    );
 
     drop(pinned(&one, &[9]));
     let mut stream = one.open(StreamRole::All).unwrap();
@@ -390,7 +401,7 @@ fn inside_memory_is_pooled() {
     // Allocates all of the memory, first in two parts, then in one. For the single part, the first two must have been
     // returned to the driver.
     let halves = [(); 2].map(|()| DeviceVec::<u8>::new(&one, 1 << 19).unwrap());
-    let error = DeviceVec::<u8>::new(&one, 1).expect_err("the memory is full");
+    let error = DeviceVec::<u8>::new(&one, 1).expect_err("the memory should be full");
     assert!(!error.is_lost() && error.code() == 2, "{error}");
     drop(halves);
     let whole = DeviceVec::<u8>::new(&one, 1 << 20).unwrap();
@@ -434,7 +445,7 @@ fn inside_refused_calls_can_be_repeated() {
     each_call(|stream, call| {
         calls += 1;
         fail(0, 801, false);
-        let error = call(stream).expect_err("the call is refused");
+        let error = call(stream).expect_err("the call should be refused");
         assert!(!error.is_lost() && error.code() == 801, "{error}");
         if calls <= 3 {
             // No mark has been made yet: only the third call makes one, and that call was refused.
@@ -442,7 +453,7 @@ fn inside_refused_calls_can_be_repeated() {
             stream.probe().unwrap();
             assert_eq!(stream.passed().unwrap(), 0);
         }
-        call(stream).expect("the device is sound");
+        call(stream).expect("the device should be sound");
     });
     assert_eq!((calls, live()), (6, 0));
 
@@ -451,7 +462,7 @@ fn inside_refused_calls_can_be_repeated() {
     let own = gpu.context().new_stream_with_priority(0).unwrap();
     drop([(); 3].map(|()| (Driver::open(&gpu, StreamRole::All).unwrap(), gpu.import(Arc::clone(&own)).unwrap())));
     let last = Driver::open(&gpu, StreamRole::All).unwrap();
-    assert_eq!(lock(&gpu.0.streams).len(), 2, "the last stream opened, and the program's own stream once");
+    assert_eq!(lock(&gpu.0.streams).len(), 2, "the list is not the last stream and, once, the program's own");
     drop((last, gpu, own));
 
     // A device given up because of a refusal must first complete its commands.
@@ -460,14 +471,14 @@ fn inside_refused_calls_can_be_repeated() {
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!(stream_waits(), 1);
     // Another lane may have issued commands after the device was given up.
-    gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("the device is given up"));
+    gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("the device should be given up"));
     assert_eq!(stream_waits(), 2);
     for error in [stream.mark(1), stream.passed().map(drop), gpu.allocate(MemoryKind::Pinned, 8).map(drop)] {
-        let error = error.expect_err("the device was given up");
+        let error = error.expect_err("the device should be given up");
         assert!(error.is_lost() && error.code() == 801, "{error}");
     }
     drop((stream, gpu));
-    assert_eq!(live(), 0, "the memory was released");
+    assert_eq!(live(), 0, "the memory was not released");
 }
 
 #[test]
@@ -495,16 +506,16 @@ fn inside_losses_are_permanent() {
             gpu.allocate(MemoryKind::Device, 8).map(drop),
             gpu.open(StreamRole::All).map(drop),
         ] {
-            let error = error.expect_err("the device is lost");
+            let error = error.expect_err("the device should be lost");
             assert!(error.is_lost() && error.code() == 700, "{error}");
             assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
         }
     }
-    gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("the device is lost"));
-    assert_eq!(stream_waits(), 0, "there is nothing to wait for");
+    gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("the device should be lost"));
+    assert_eq!(stream_waits(), 0, "a lost device was waited for");
     // Nothing can be freed, but the process continues.
     drop((from, to, stream, other, event, gpu));
-    assert!(live() > 0, "the memory cannot be freed");
+    assert!(live() > 0, "memory of a lost device was freed");
 }
 
 #[test]
@@ -558,7 +569,7 @@ fn inside_a_device_given_up_during_a_capture_completes_its_commands() {
     capture(1);
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!((stream_waits(), number_of("fakeBroken")), (2, 0));
-    let recorded = stream_of(&mut *streams[2]).expect("the stream is a CUDA stream");
+    let recorded = stream_of(&mut *streams[2]).expect("the stream should be a CUDA stream");
     let (mut status, mut graph) = (sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, ptr::null_mut());
     // SAFETY: the stream is alive, and the pointer is to a local variable of the type that the library writes.
     check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(recorded.cu_stream(), &raw mut status) }).unwrap();
@@ -581,7 +592,7 @@ fn begin_capture(stream: &CudaStream) {
 
 /// Begins a capture on a stream, as the program could.
 fn capture_on(stream: &mut dyn Stream) {
-    begin_capture(&stream_of(stream).expect("the stream is a CUDA stream"));
+    begin_capture(&stream_of(stream).expect("the stream should be a CUDA stream"));
 }
 
 #[test]
@@ -610,10 +621,10 @@ fn inside_an_open_capture_fails_only_its_operation() {
                     if fails { check("the program", CUresult::CUDA_ERROR_INVALID_VALUE) } else { Ok(()) }
                 };
                 let failed = engine.op("record").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), record).unwrap();
-                let error = failed.wait().expect_err("the capture is open").to_string();
+                let error = failed.wait().expect_err("the capture should be open").to_string();
                 assert!(error.contains(wanted), "{error}");
                 let next = |stream: &mut GpuStream, _: &mut ImportedStream| {
-                    stream.cuda().expect("the device is sound");
+                    stream.cuda().expect("the device should be sound");
                     Ok::<(), DeviceError>(())
                 };
                 let next = engine.op("next").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), next);
@@ -624,27 +635,29 @@ fn inside_an_open_capture_fails_only_its_operation() {
         // An event of a captured stream would draw the other stream into the capture.
         let fork = |stream: &mut GpuStream, own: &mut ImportedStream| {
             capture_on(stream.inner());
-            let refused =
-                stream.include(own, |_| unreachable!("the include is refused")).expect_err("the stream is captured");
-            let graph = stream.cuda().expect("the stream is CUDA's").end_capture(sys::CUgraphInstantiate_flags(0));
+            let refused = stream
+                .include(own, |_| unreachable!("the include is refused"))
+                .expect_err("the stream should be captured");
+            let graph =
+                stream.cuda().expect("the stream should be CUDA's").end_capture(sys::CUgraphInstantiate_flags(0));
             assert!(refused.message().contains("end the capture before"), "{refused}");
             graph.map(drop).map_err(DeviceError::from)
         };
         engine.op("fork").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), fork).unwrap().wait().unwrap();
-        assert_eq!(number_of("fakeRecorded"), 0, "the engine's own commands are not captured");
+        assert_eq!(number_of("fakeRecorded"), 0, "the engine's own commands were captured");
         // A capture begun on the lane's stream while another stream is included fails the operation. The device stays
         // usable.
         let inside = |stream: &mut GpuStream, own: &mut ImportedStream| {
-            let lane = stream.cuda().expect("the stream is CUDA's");
+            let lane = stream.cuda().expect("the stream should be CUDA's");
             stream.include(own, |_| begin_capture(&lane))
         };
         let inside = engine.op("inside").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), inside);
-        let error = inside.unwrap().wait().expect_err("the capture is open").to_string();
+        let error = inside.unwrap().wait().expect_err("the capture should be open").to_string();
         assert!(error.contains(left), "{error}");
         engine.clear_errors();
         // A capture begun after a stream was included is found as well.
         let late = |stream: &mut GpuStream, own: &mut ImportedStream| {
-            let lane = stream.cuda().expect("the stream is CUDA's");
+            let lane = stream.cuda().expect("the stream should be CUDA's");
             stream.include(own, |_| ())?;
             begin_capture(&lane);
             drop(lane);
@@ -656,7 +669,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
             .submit_launch_any(own.overwrite(), late)
             .unwrap()
             .wait()
-            .expect_err("the operation fails");
+            .expect_err("the operation should fail");
         engine.clear_errors();
         engine
             .op("next")
@@ -665,7 +678,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
             .unwrap()
             .wait()
             .unwrap();
-        assert_eq!(number_of("fakeRecorded"), 0, "the engine's own commands are not captured");
+        assert_eq!(number_of("fakeRecorded"), 0, "the engine's own commands were captured");
         // An imported stream cannot be included while the program is capturing it, but can be afterwards.
         let theirs = gpu.context().new_stream_with_priority(0).unwrap();
         let imported = engine.stream_var(ImportedStream::cuda(&gpu, Arc::clone(&theirs)).unwrap());
@@ -677,12 +690,15 @@ fn inside_an_open_capture_fails_only_its_operation() {
                 .submit_launch_any(imported.overwrite(), |stream, own| stream.include(own, |own| drop(own.cuda())));
             let included = include.unwrap().wait();
             if captured {
-                let error = included.expect_err("the stream is captured").to_string();
+                let error = included.expect_err("the stream should be captured").to_string();
                 assert!(error.contains("before an operation includes it"), "{error}");
-                theirs.end_capture(sys::CUgraphInstantiate_flags(0)).map(drop).expect("the capture has not ended");
+                theirs
+                    .end_capture(sys::CUgraphInstantiate_flags(0))
+                    .map(drop)
+                    .expect("the capture should not have ended");
                 engine.clear_errors();
             } else {
-                included.expect("the capture is over");
+                included.expect("the capture should be over");
             }
         }
     }
@@ -705,24 +721,24 @@ fn inside_a_capture_over_several_operations_is_refused() {
             assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
             stream.mark(1).unwrap();
             pass(&mut *stream, 1);
-            begin_capture(kept.as_ref().expect("the stream is a CUDA stream"));
+            begin_capture(kept.as_ref().expect("the stream should be a CUDA stream"));
         } else {
             capture_on(&mut *stream);
         }
         // Nothing is checked here, so a capture that the next check finds may have begun earlier.
         assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
         if case == "a function fails" {
-            stream_of(&mut *stream).expect("the stream is a CUDA stream");
+            stream_of(&mut *stream).expect("the stream should be a CUDA stream");
             assert_eq!(stream.function_ended(CaptureCheck::Now).unwrap(), LeftBehind::Capture);
         }
         if case == "the stream is probed" {
-            assert_eq!(stream.probe().expect_err("something was captured").code(), CAPTURING);
+            assert_eq!(stream.probe().expect_err("something should have been captured").code(), CAPTURING);
         }
         // The probe has already reported the capture.
         let calls = if case == "the stream is probed" { 0 } else { 2 };
         for _ in 0..calls {
             for error in [stream.mark(2), stream.record().map(drop), stream.wait(&event)] {
-                let error = error.expect_err("captured work was not done");
+                let error = error.expect_err("the captured work should be missing");
                 assert!(!error.is_lost() && error.code() == CAPTURING, "{case}: {error}");
             }
         }
@@ -730,7 +746,7 @@ fn inside_a_capture_over_several_operations_is_refused() {
         let before = stream_waits();
         // The device must be waited for even if the program reports it as lost.
         gpu.abandon(&DeviceError::lost(999, "reported by the program"));
-        assert_eq!(stream_waits(), before + 1, "the device itself is sound");
+        assert_eq!(stream_waits(), before + 1, "a device that is sound was not waited for");
         drop((stream, event, gpu, kept));
         assert_eq!(live(), 0);
     }
@@ -741,7 +757,7 @@ fn inside_a_capture_over_several_operations_is_refused() {
     capture_on(&mut *stream);
     let before = stream_waits();
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
-    assert_eq!(stream_waits(), before, "a wait would be refused");
+    assert_eq!(stream_waits(), before, "a wait that would be refused was tried");
     assert_eq!(stream.function_ended(CaptureCheck::Now).unwrap(), LeftBehind::Capture);
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!(stream_waits(), before + 1, "a lane must wait for what it has issued");
@@ -760,30 +776,30 @@ fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     let drop_badly = |code| gpu.context().record_err::<()>(Err(cudarc::driver::DriverError(code)));
     // An error left before a function runs is not attributed to that function.
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    let own = stream_of(&mut *stream).expect("the stream is a CUDA stream");
+    let own = stream_of(&mut *stream).expect("the stream should be a CUDA stream");
     own.context().bind_to_thread().expect("an earlier error must not fail this call");
     assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
     // An error left while the function runs is attributed to it.
-    stream_of(&mut *stream).expect("the stream is a CUDA stream");
+    stream_of(&mut *stream).expect("the stream should be a CUDA stream");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    let error = stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed");
+    let error = stream.function_ended(CaptureCheck::Later).expect_err("a drop should have failed");
     assert!(!error.is_lost() && error.code() == 400, "{error}");
     stream.mark(1).unwrap();
     // The error does not prevent the check for captures.
     capture_on(&mut *stream);
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    assert_eq!(stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed").code(), 400);
+    assert_eq!(stream.function_ended(CaptureCheck::Later).expect_err("a drop should have failed").code(), 400);
     stream.mark(2).unwrap();
     assert_eq!(number_of("fakeRecorded"), 0);
     // A function's own error is kept, no matter how often the function asks for its stream.
-    stream_of(&mut *stream).expect("the stream is a CUDA stream");
+    stream_of(&mut *stream).expect("the stream should be a CUDA stream");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    stream_of(&mut *stream).expect("the stream is a CUDA stream");
-    assert_eq!(stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed").code(), 400);
+    stream_of(&mut *stream).expect("the stream should be a CUDA stream");
+    assert_eq!(stream.function_ended(CaptureCheck::Later).expect_err("a drop should have failed").code(), 400);
     // A loss is kept even if it was left before the function asked for its stream.
     drop_badly(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
-    stream_of(&mut *stream).expect("the stream is a CUDA stream");
-    assert!(stream.mark(3).expect_err("the device is lost").is_lost());
+    stream_of(&mut *stream).expect("the stream should be a CUDA stream");
+    assert!(stream.mark(3).expect_err("the device should be lost").is_lost());
 }
 
 /// Checks all error numbers that count as losses, and some that do not.

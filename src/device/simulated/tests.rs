@@ -20,19 +20,19 @@ fn builder() -> SimulatedGpuBuilder {
 }
 
 fn open(gpu: &SimulatedGpu, role: StreamRole) -> Box<dyn Stream> {
-    gpu.open(role).expect("the device is there")
+    gpu.open(role).expect("the device should be there")
 }
 
 fn pinned(gpu: &SimulatedGpu, values: &[u32]) -> PinnedVec<u32> {
     let driver: Arc<dyn Driver> = Arc::new(gpu.clone());
-    let mut vec = PinnedVec::new(&driver, values.len()).expect("there is memory");
+    let mut vec = PinnedVec::new(&driver, values.len()).expect("there should be memory");
     vec.copy_from_slice(values);
     vec
 }
 
 fn on_device(gpu: &SimulatedGpu, len: usize) -> DeviceVec<u32> {
     let driver: Arc<dyn Driver> = Arc::new(gpu.clone());
-    DeviceVec::new(&driver, len).expect("there is memory")
+    DeviceVec::new(&driver, len).expect("there should be memory")
 }
 
 fn copy(stream: &mut dyn Stream, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
@@ -46,14 +46,14 @@ fn launch<A: KernelArgs>(
     args: A,
     f: impl for<'a> FnOnce(A::Views<'a>) + Send + 'static,
 ) -> Result<(), DeviceError> {
-    SimulatedStream::new(stream).expect("the stream is simulated").launch(time, args, f)
+    SimulatedStream::new(stream).expect("the stream should be simulated").launch(time, args, f)
 }
 
 /// Returns the values on the device. Copies them on a separate stream, after all other commands are done.
 fn read_back(gpu: &SimulatedGpu, vec: &DeviceVec<u32>) -> Vec<u32> {
     let (mut stream, target) = (open(gpu, StreamRole::CopyOut), pinned(gpu, &vec![0; vec.len()]));
     finish(gpu, &mut *stream);
-    copy(&mut *stream, vec.address(), target.address(), vec.len() * 4).expect("the copy is issued");
+    copy(&mut *stream, vec.address(), target.address(), vec.len() * 4).expect("the copy should be issued");
     finish(gpu, &mut *stream);
     target.to_vec()
 }
@@ -62,7 +62,7 @@ fn read_back(gpu: &SimulatedGpu, vec: &DeviceVec<u32>) -> Vec<u32> {
 fn finish(gpu: &SimulatedGpu, stream: &mut dyn Stream) {
     for _ in 0..1_000 {
         gpu.advance(ms(1_000));
-        stream.probe().expect("the device is sound");
+        stream.probe().expect("the device should be sound");
         if lock(&gpu.0.state).is_idle() {
             return;
         }
@@ -76,10 +76,10 @@ fn copies_and_kernels_take_effect_at_the_end_of_their_times() {
     let mut stream = open(&gpu, StreamRole::All);
     let (from, to) = (pinned(&gpu, &[1, 2, 3, 4]), pinned(&gpu, &[0; 4]));
     let mut values = on_device(&gpu, 4);
-    copy(&mut *stream, from.address(), values.address(), 16).expect("the copy is issued");
+    copy(&mut *stream, from.address(), values.address(), 16).expect("the copy should be issued");
     launch(&mut *stream, ms(5), &mut values, |values| values.iter_mut().for_each(|value| *value *= 10)).unwrap();
-    copy(&mut *stream, values.address(), to.address(), 16).expect("the copy is issued");
-    stream.mark(7).expect("the mark is made");
+    copy(&mut *stream, values.address(), to.address(), 16).expect("the copy should be issued");
+    stream.mark(7).expect("the mark should be made");
     for (at, seq) in [(Duration::ZERO, 0), (ms(5), 0), (Duration::from_micros(31), 0), (Duration::from_micros(1), 7)] {
         assert_eq!(to[0], 0);
         gpu.advance(at);
@@ -92,7 +92,7 @@ fn copies_and_kernels_take_effect_at_the_end_of_their_times() {
 fn a_device_that_is_not_polled_does_nothing() {
     let gpu = builder().build();
     let (mut stream, values) = (open(&gpu, StreamRole::Compute), on_device(&gpu, 1));
-    launch(&mut *stream, ms(1), &values, |_| panic!("the device was not polled")).unwrap();
+    launch(&mut *stream, ms(1), &values, |_| panic!("a kernel ran although the device was not polled")).unwrap();
     gpu.advance(ms(10));
     assert_eq!(gpu.counts(), Counts { streams: 1, launches: 1, allocations: 1, ..Counts::default() });
     assert_eq!(gpu.usage(), Usage { compute: vec![EngineUsage::default()], ..Usage::default() });
@@ -207,7 +207,7 @@ fn latency_delays_the_start_and_keeps_no_engine_busy() {
         assert_eq!(stream.passed().unwrap(), seq);
     }
     let usage = gpu.usage().compute[0];
-    assert_eq!(usage.busy, ms(2), "two kernels of the default duration");
+    assert_eq!(usage.busy, ms(2), "the engine was not busy for two kernels of the default duration");
     assert_eq!((usage.first_start, usage.last_end), (Some(ms(3)), Some(ms(5))));
 }
 
@@ -240,7 +240,7 @@ fn a_seed_exposes_only_missing_waits() {
     assert!((5..40).contains(&wrong), "{wrong} of 40 seeds let the kernel run too early");
     for seed in 0..40 {
         assert_eq!(copy_and_double(seed, true), [8, 10], "with seed {seed}");
-        assert_eq!(copy_and_double(seed, false), copy_and_double(seed, false), "a seed determines the order");
+        assert_eq!(copy_and_double(seed, false), copy_and_double(seed, false), "the seed did not determine the order");
     }
 }
 
@@ -263,7 +263,7 @@ fn with_a_seed_a_poll_may_leave_commands_for_the_next_one() {
 
 /// Asserts that a call returned a loss with the error number `code`.
 fn loss<T: fmt::Debug>(result: Result<T, DeviceError>, code: i32) {
-    let error = result.expect_err("the device is lost");
+    let error = result.expect_err("the device should be lost");
     assert!(error.is_lost() && error.code() == code, "{error:?}");
 }
 
@@ -289,17 +289,17 @@ fn a_lost_device_drops_its_commands_and_stays_lost() {
     let event = streams[0].record().unwrap();
     let kept = Arc::new(());
     let inside = Arc::clone(&kept);
-    launch(&mut *streams[1], ms(1), (), move |()| unreachable!("{inside:?} is lost")).unwrap();
+    launch(&mut *streams[1], ms(1), (), move |()| unreachable!("a lost device ran a kernel with {inside:?}")).unwrap();
     streams[1].mark(1).unwrap();
     assert_eq!(Arc::strong_count(&kept), 2);
     gpu.lose();
-    assert_eq!(Arc::strong_count(&kept), 1, "the kernel is dropped");
+    assert_eq!(Arc::strong_count(&kept), 1, "the kernel was not dropped");
     gpu.advance(ms(10));
     for stream in &mut streams {
         is_lost(&gpu, &mut **stream, &event, 999);
     }
     gpu.lose();
-    assert_eq!(gpu.counts().launches, 1, "calls on a lost device do not count");
+    assert_eq!(gpu.counts().launches, 1, "a call on a lost device was counted");
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn a_kernel_that_panics_loses_the_device_and_nothing_else() {
     let event = other.record().unwrap();
     launch(&mut *stream, ms(1), (), |()| panic!("division by {}", "zero")).unwrap();
     gpu.advance(ms(1));
-    let error = other.passed().expect_err("a poll executes the commands of all streams");
+    let error = other.passed().expect_err("a poll should execute the commands of all streams");
     assert_eq!(error.message(), "a kernel panicked: division by zero");
     assert_eq!(error.to_string(), "a kernel panicked: division by zero (error 719, the device is lost)");
     is_lost(&gpu, &mut *stream, &event, 719);
@@ -371,7 +371,7 @@ fn a_refused_call_has_no_effect_and_the_next_one_succeeds() {
     for call in calls {
         let before = gpu.counts();
         gpu.refuse_at(1);
-        let error = call(&gpu, &mut *stream, &values).expect_err("the call is refused");
+        let error = call(&gpu, &mut *stream, &values).expect_err("the call should be refused");
         assert!(!error.is_lost() && error.code() == 801, "{error:?}");
         assert_eq!(gpu.counts(), before);
     }
@@ -380,7 +380,7 @@ fn a_refused_call_has_no_effect_and_the_next_one_succeeds() {
     gpu.refuse_at(3);
     stream.mark(1).unwrap();
     stream.mark(2).unwrap();
-    stream.mark(3).expect_err("the third call is refused");
+    stream.mark(3).expect_err("the third call should be refused");
     stream.mark(4).unwrap();
     assert_eq!(stream.passed().unwrap(), 4);
     gpu.refuse_at(1);
@@ -413,9 +413,9 @@ fn memory_is_limited_and_free_blocks_are_released_when_it_runs_out() {
     let gpu = builder().memory(4096).build();
     let all = on_device(&gpu, 1024);
     let driver: Arc<dyn Driver> = Arc::new(gpu.clone());
-    let error = DeviceVec::<u8>::new(&driver, 1).expect_err("there is no room");
+    let error = DeviceVec::<u8>::new(&driver, 1).expect_err("there should be no room");
     assert!(!error.is_lost() && error.code() == 2, "{error:?}");
-    assert_eq!(pinned(&gpu, &[1; 2000]).len(), 2000, "pinned memory is the host's");
+    assert_eq!(pinned(&gpu, &[1; 2000]).len(), 2000, "the device's limit applied to pinned memory");
     drop(all);
     // These vectors do not fit the size class of the free block, so that block must be released.
     let less: Vec<_> = (0..8).map(|_| on_device(&gpu, 128)).collect();
@@ -437,9 +437,9 @@ fn vectors_without_bytes_need_no_memory_and_too_large_ones_are_refused() {
     assert_eq!(PinnedVec::<()>::new(&driver, 7).unwrap().len(), 7);
     assert_eq!(*pinned(&gpu, &[]), []);
     for len in [usize::MAX, usize::MAX / 4, usize::MAX / 8 + 1] {
-        let error = DeviceVec::<u32>::new(&driver, len).expect_err("the buffer is too large");
+        let error = DeviceVec::<u32>::new(&driver, len).expect_err("the buffer should be too large");
         assert!(!error.is_lost() && error.code() == -1, "{error:?}");
-        PinnedVec::<u32>::new(&driver, len).expect_err("the buffer is too large");
+        PinnedVec::<u32>::new(&driver, len).expect_err("the buffer should be too large");
     }
     let mut stream = open(&gpu, StreamRole::All);
     copy(&mut *stream, empty.address(), nothings.address(), 0).unwrap();
@@ -506,7 +506,7 @@ fn a_kernel_with_memory_of_another_device_is_refused() {
     let (gpu, other) = (builder().build(), builder().build());
     let values = on_device(&other, 1);
     let mut stream = open(&gpu, StreamRole::All);
-    let error = launch(&mut *stream, ms(1), &values, |_| ()).expect_err("the memory is another device's");
+    let error = launch(&mut *stream, ms(1), &values, |_| ()).expect_err("the memory should be another device's");
     assert!(!error.is_lost(), "{error:?}");
     assert_eq!(gpu.counts().launches, 0);
 }
@@ -527,7 +527,7 @@ fn devices_copy_from_each_other_and_wait_for_each_other() {
     taking.mark(1).unwrap();
     two.advance(ms(100));
     one.advance(ms(1_000));
-    assert_eq!(taking.passed().unwrap(), 0, "the other device was not polled");
+    assert_eq!(taking.passed().unwrap(), 0, "the mark passed although the other device was not polled");
     giving.passed().unwrap();
     two.advance(ms(2));
     taking.passed().unwrap();
@@ -595,7 +595,7 @@ fn a_loss_is_returned_only_once_no_kernel_is_running() {
         .unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| loss(stream.passed(), 999));
-            has_started.recv_timeout(PATIENCE).expect("the kernel runs");
+            has_started.recv_timeout(PATIENCE).expect("the kernel should run");
             gpu.lose();
             let (sender, receiver) = mpsc::channel();
             let (gpu, ended) = (&gpu, &ended);
@@ -628,7 +628,7 @@ fn other_streams_continue_while_a_kernel_runs() {
     stream.mark(1).unwrap();
     std::thread::scope(|scope| {
         let polling = scope.spawn(|| stream.passed().unwrap());
-        has_started.recv_timeout(PATIENCE).expect("the kernel runs");
+        has_started.recv_timeout(PATIENCE).expect("the kernel should run");
         other.mark(1).unwrap();
         assert_eq!(other.passed().unwrap(), 1);
         go.send(()).unwrap();

@@ -30,7 +30,7 @@ fn a_band_is_first_in_first_out_and_a_pop_reports_published_operations() {
 fn a_chain_knows_whether_it_has_more() {
     let (injector, ops) = (Injector::default(), Ready::new(2, DEFAULT_BAND));
     ops.iter().for_each(|op| injector.push(op.right()));
-    let (mut chain, _) = injector.pop(DEFAULT_BAND, 2).expect("the injector has two operations");
+    let (mut chain, _) = injector.pop(DEFAULT_BAND, 2).expect("the injector should have two operations");
     for left in [true, false] {
         assert!(chain.next().is_some());
         assert_eq!(chain.has_more(), left);
@@ -98,6 +98,6 @@ fn an_inbox_is_empty_after_a_pop() {
     ops.iter().for_each(|op| injector.push(op.right()));
     assert!(!injector.is_inbox_empty());
     assert!(injector.pop(DEFAULT_BAND, 1).is_some());
-    assert!(injector.is_inbox_empty(), "the rest is in `ready`");
+    assert!(injector.is_inbox_empty(), "the rest is not in `ready`");
     assert!(injector.pop(DEFAULT_BAND, 1).is_some());
 }

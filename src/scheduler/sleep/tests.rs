@@ -37,10 +37,10 @@ fn half_of_the_workers_may_search_and_at_least_one() {
     ];
     for (workers, idle, most) in cases {
         let sleep = Sleep::new(workers, idle);
-        assert!((0..most).all(|_| sleep.try_start_search()), "{most} of {workers} workers may search");
-        assert!(!sleep.try_start_search(), "only {most} of {workers} workers may search");
+        assert!((0..most).all(|_| sleep.try_start_search()), "fewer than {most} of {workers} workers may search");
+        assert!(!sleep.try_start_search(), "more than {most} of {workers} workers may search");
         assert_eq!(sleep.stop_search(), most == 1);
-        assert!(sleep.try_start_search(), "another worker may search then");
+        assert!(sleep.try_start_search(), "no worker may search although one has stopped");
     }
 }
 
@@ -52,7 +52,7 @@ fn each_worker_has_a_bit_of_its_own() {
         assert_eq!(sleepers(&sleep), [worker]);
         sleep.notify();
         assert_woken();
-        assert_eq!(sleepers(&sleep), [worker], "only the sleeper clears its bit");
+        assert_eq!(sleepers(&sleep), [worker], "the bit was cleared by a thread other than the sleeper");
         sleep.retract(worker);
         assert_eq!(sleepers(&sleep), []);
         assert!(sleep.stop_search(), "the worker must have become a searcher");
@@ -164,7 +164,7 @@ fn announcing_a_timed_park_clears_the_report_of_contention() {
     sleep.set_contended(70);
     assert!((0..WORKERS).all(|worker| sleep.is_contended(worker) == (worker == 70)));
     sleep.announce(70, SearchState::Inactive, ParkKind::Untimed);
-    assert!(sleep.is_contended(70), "an untimed park does not clear the report");
+    assert!(sleep.is_contended(70), "an untimed park cleared the report");
     sleep.announce(70, SearchState::Inactive, ParkKind::Timed);
     assert!(!sleep.is_contended(70));
 }
@@ -268,5 +268,5 @@ fn the_worker_on_the_pushers_core_is_woken_last_and_marked_contended() {
     sleep.set_core(0, None);
     sleep.announce(0, SearchState::Inactive, ParkKind::Timed);
     sleep.report_contention();
-    assert!(!sleep.is_contended(0), "the worker is no longer pinned");
+    assert!(!sleep.is_contended(0), "contention was reported to a worker that is not pinned");
 }

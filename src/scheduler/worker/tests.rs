@@ -48,7 +48,7 @@ fn a_lane_has_work_while_an_operation_can_be_taken() {
     assert!(workers[0].find().is_some());
     assert!(!lane.has_work());
     workers[1].push_next(ops[1].right());
-    assert!(!lane.has_work(), "the slot belongs to its worker");
+    assert!(!lane.has_work(), "a worker's slot counts as work of the lane");
     workers[1].share_slot();
     assert!(lane.has_work());
     assert_eq!(find_ptr(&workers[0]), Some(ops[1].as_ptr()));
@@ -111,13 +111,13 @@ fn every_deque_of_the_lane_is_stolen_from_wherever_the_sweep_begins() {
                 Some(ops[0].as_ptr()),
                 "{stealer} {victim} {start}"
             );
-            assert_eq!(workers[stealer].victim.get(), victim, "the next sweep begins at the last victim");
+            assert_eq!(workers[stealer].victim.get(), victim, "the next sweep does not begin at the last victim");
         }
     }
     for start in 0..WORKERS {
         workers[0].victim.set(start);
         assert!(workers[0].steal().is_none());
-        assert_eq!(workers[0].victim.get(), (start + 1) % WORKERS, "the next sweep begins one worker later");
+        assert_eq!(workers[0].victim.get(), (start + 1) % WORKERS, "the next sweep does not begin one worker later");
     }
 }
 
@@ -144,7 +144,7 @@ fn a_worker_that_takes_a_batch_wakes_another_for_the_rest() {
     while first.deque.pop().is_some() {}
     ops[..4].iter().for_each(|op| first.deque.push(op.right()));
     assert!(second.steal().is_some());
-    assert!(!second.deque.is_empty(), "a batch is stolen");
+    assert!(!second.deque.is_empty(), "one operation was stolen instead of a batch");
     assert_woken();
     while first.deque.pop().or_else(|| second.deque.pop()).is_some() {}
     first.deque.push(ops[0].right());

@@ -245,9 +245,9 @@ pub fn elsewhere(job: impl FnOnce() + Send + 'static) {
                     }
                 }
             };
-            thread::Builder::new().name(format!("elsewhere {number}")).spawn(work).expect("a thread starts");
+            thread::Builder::new().name(format!("elsewhere {number}")).spawn(work).expect("a thread should start");
         }
         sender
     });
-    sender.send(Box::new(job)).expect("the threads live as long as the process");
+    sender.send(Box::new(job)).expect("the threads should live as long as the process");
 }

@@ -1157,21 +1157,21 @@ impl Handle {
             Self::Bare(token) => token,
             Self::Narrow(variable) => variable.token(),
             Self::Wide(variable) => variable.token(),
-            Self::Gone => unreachable!("programs do not use variables that they have dropped"),
+            Self::Gone => unreachable!("programs should not use variables that they have dropped"),
         }
     }
 
     pub fn narrow(&self) -> &Var<Narrow> {
         match self {
             Self::Narrow(variable) => variable,
-            _ => unreachable!("each place of a shape has a variable of its class"),
+            _ => unreachable!("each place of a shape should have a variable of its class"),
         }
     }
 
     pub fn wide(&self) -> &Var<Wide> {
         match self {
             Self::Wide(variable) => variable,
-            _ => unreachable!("each place of a shape has a variable of its class"),
+            _ => unreachable!("each place of a shape should have a variable of its class"),
         }
     }
 }
@@ -1263,7 +1263,7 @@ impl Run {
             Ends::PanicString => panic!("{PLANNED}{}", self.id),
             Ends::PanicAny => panic_any(Planned),
             Ends::PanicPanics => panic_any(PanicsOnDrop("as planned: a payload's drop")),
-            Ends::Guard => unreachable!("acquired variables have no function"),
+            Ends::Guard => unreachable!("acquired variables should have no function"),
         }
     }
 
@@ -1590,7 +1590,7 @@ impl Runner {
             drops: Drops::new(),
         });
         let (operators, handles) = (HashMap::new(), HashMap::new());
-        let scratch = engine.device_var(Device::Gpu(0), 1).expect("the device has memory");
+        let scratch = engine.device_var(Device::Gpu(0), 1).expect("the device should have memory");
         // Cancelling a group cancels the groups inside it.
         let [outer, cancelled] = [engine.group(), engine.group()];
         let cancelled = [cancelled, outer.group()];
@@ -1663,7 +1663,8 @@ impl Runner {
         let gate = self.engine.var(());
         let may_be_held_up = operation.gpu.is_none() && operation.yields % 2 == 0 && !self.is_limited;
         let is_held_up = matches!(operation.bound, Bound::Handle(_)) && may_be_held_up;
-        let held_up = is_held_up.then(|| block_on(self.engine.acquire(gate.write())).expect("nothing fails the gate"));
+        let held_up =
+            is_held_up.then(|| block_on(self.engine.acquire(gate.write())).expect("nothing should fail the gate"));
         let builder = if is_held_up { builder.reads([gate.token()]) } else { builder };
         let run = self.run_of(id);
         let handle = match operation.kind {
@@ -1743,7 +1744,7 @@ impl Runner {
                 op.try_submit(accesses, move |(own, number)| Ok(body(own, number)?))
             } else {
                 op.submit(accesses, move |(own, number)| {
-                    body(own, number).unwrap_or_else(|error| unreachable!("no operation returns {error} here"))
+                    body(own, number).unwrap_or_else(|error| unreachable!("no operation should return {error} here"))
                 })
             };
             let handle = handle?;
@@ -1782,7 +1783,7 @@ impl Runner {
     fn begin_acquire(&mut self, id: usize, how: Acquire) -> Answer {
         let operation = &self.world.program.operations[id];
         let own = self.engine.var(());
-        let gate = block_on(self.engine.acquire(own.write())).expect("nothing fails the gate");
+        let gate = block_on(self.engine.acquire(own.write())).expect("nothing should fail the gate");
         let mut guards = shapes::acquire(&self.engine, operation.shape, &operation.typed, &self.variables, &own);
         match poll_once(&mut guards) {
             Poll::Ready(result) => answer(result, |_| Answer::Other("acquired too early".to_owned())),
@@ -1823,7 +1824,8 @@ impl Runner {
     fn push_together(&mut self, ids: std::ops::Range<usize>, cancel: Option<Cancel>) -> Answer {
         let (outer, gate) = (self.engine.group(), self.engine.var(()));
         let group = outer.group();
-        let held_up = cancel.map(|_| block_on(self.engine.acquire(gate.write())).expect("nothing fails the gate"));
+        let held_up =
+            cancel.map(|_| block_on(self.engine.acquire(gate.write())).expect("nothing should fail the gate"));
         self.together = Some((group.clone(), gate));
         // If the first operation's number is odd, the enclosing group is cancelled instead.
         let to_cancel = if ids.start % 2 == 0 { &group } else { &outer };

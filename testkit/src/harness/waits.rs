@@ -420,7 +420,7 @@ impl World {
                 }
             }
             Step::Child(child) => {
-                let cx = cx.expect("operations of scopes have no children");
+                let cx = cx.expect("operations of scopes should have no children");
                 self.keep(child, self.submit(cx.child(format!("op {}", child.id)), child, None));
                 Ok(())
             }

@@ -42,7 +42,7 @@ fn part(_: &[&str]) {
     hand::must("the address", result);
     // SAFETY: the driver has written a zero-terminated string, and the rest of the buffer is zeros.
     let own = unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().to_lowercase();
-    let attribute = |which| gpu.context().attribute(which).expect("the driver knows it");
+    let attribute = |which| gpu.context().attribute(which).expect("the driver should know the attribute");
     let made = format!(
         "{:04x}:{:02x}:{:02x}.0",
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID),

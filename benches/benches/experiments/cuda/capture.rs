@@ -151,7 +151,7 @@ fn part(arguments: &[&str]) {
 fn begin(stream: Stream) {
     // SAFETY: the stream is alive, and no other thread uses it during the call.
     let begun = unsafe { sys::cuStreamBeginCapture_v2(stream.0, Mode::CU_STREAM_CAPTURE_MODE_GLOBAL) };
-    hand::must("a recording begins", begun);
+    hand::must("the start of a recording", begun);
 }
 
 /// Ends the recording. Returns the driver's code; unless it is 0, the recording was invalidated.
@@ -161,7 +161,7 @@ fn end(stream: Stream) -> u32 {
     let result = unsafe { sys::cuStreamEndCapture(stream.0, &raw mut graph) };
     if !graph.is_null() {
         // SAFETY: the graph was just created, and no other code has it.
-        hand::must("the graph is destroyed", unsafe { sys::cuGraphDestroy(graph) });
+        hand::must("the destruction of the graph", unsafe { sys::cuGraphDestroy(graph) });
     }
     result as u32
 }
@@ -212,7 +212,7 @@ impl Bed {
                 // SAFETY: the image is PTX terminated by a zero.
                 unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) }
             }
-            _ => unreachable!("every name in the list has a call"),
+            _ => unreachable!("every name in the list should have a call"),
         }
     }
 
@@ -227,18 +227,18 @@ impl Bed {
                 hand::bind(&self.gpu);
                 begin(self.recorded);
                 hand::must("a recorded launch", self.kernels.nothing(self.recorded));
-                begun.send(()).expect("the other thread waits");
+                begun.send(()).expect("the other thread should wait");
                 let _ = gone.recv();
                 end(self.recorded)
             });
-            has_begun.recv().expect("the recording begins");
+            has_begun.recv().expect("the recording should begin");
             let before = exchange(mode);
             let code = self.call(name);
             exchange(before);
             drop(go);
-            (code as u32, recorder.join().expect("the thread ends"))
+            (code as u32, recorder.join().expect("the thread should not panic"))
         });
-        hand::must("the kernel ends", self.busy.synchronize());
+        hand::must("the end of the kernel", self.busy.synchronize());
         found
     }
 }
@@ -255,7 +255,7 @@ fn by_hand() {
         words: hand::pinned(4096),
     };
     hand::must("a first launch", bed.kernels.nothing(bed.busy));
-    hand::must("the stream ends", bed.busy.synchronize());
+    hand::must("the end of the stream", bed.busy.synchronize());
     let modes = [("global", Mode::CU_STREAM_CAPTURE_MODE_GLOBAL), ("relaxed", Mode::CU_STREAM_CAPTURE_MODE_RELAXED)];
     for (mode_name, mode) in modes {
         for call in CALLS {
@@ -305,7 +305,7 @@ fn engine() {
             round += 1;
         }
         is_over.store(true, Relaxed);
-        recorder.join().expect("the thread ends")
+        recorder.join().expect("the thread should not panic")
     });
     figure("recordings", f64::from(recordings));
     figure("broken", f64::from(broken));

@@ -34,9 +34,9 @@ pub fn be_quick(quick: bool) {
 /// Prints a figure for the parent process.
 pub fn figure(name: &str, value: f64) {
     let mut out = stdout().lock();
-    writeln!(out, "{FIGURE}{name} {value}").expect("the parent process reads");
+    writeln!(out, "{FIGURE}{name} {value}").expect("the parent process should read");
     // The part's next call to the driver may kill the process.
-    out.flush().expect("the parent process reads");
+    out.flush().expect("the parent process should read");
 }
 
 /// Reports that the process is about to end.
@@ -143,7 +143,7 @@ pub fn run(experiment: &str, arguments: &[&str], environment: &[(&str, &str)], l
 fn watch(mut child: Child, name: String, limit: Duration) -> Result<Part, String> {
     let deadline = Instant::now() + limit;
     let (send, lines) = mpsc::channel();
-    let out = child.stdout.take().expect("the output is piped");
+    let out = child.stdout.take().expect("the output should be piped");
     // Children of a hung process may keep its output open, so these threads are not joined.
     thread::spawn(move || {
         for line in BufReader::new(out).lines().map_while(Result::ok) {
@@ -151,7 +151,7 @@ fn watch(mut child: Child, name: String, limit: Duration) -> Result<Part, String
         }
     });
     let (complain, complaints) = mpsc::channel();
-    let mut err = child.stderr.take().expect("the output is piped");
+    let mut err = child.stderr.take().expect("the output should be piped");
     thread::spawn(move || {
         let mut text = Vec::new();
         let _ = err.read_to_end(&mut text);

@@ -61,7 +61,7 @@ fn run() -> Outcome {
     } else {
         "it is fine enough for kernels of a few µs".to_owned()
     };
-    let [spin, default, sharp, blunt, wait] = found[..] else { unreachable!("there are five") };
+    let [spin, default, sharp, blunt, wait] = found[..] else { unreachable!("there should be five rows of figures") };
     let gain = blunt[0] - sharp[0];
     let alone = if found.iter().any(|figures| figures[0] < 0.0) {
         "; THE WATCHING THREAD HAD NO CORE OF ITS OWN, so the times from a kernel's end mean nothing"
@@ -108,7 +108,7 @@ fn slack() -> i64 {
 fn set_slack(nanos: libc::c_ulong) {
     // SAFETY: the call changes a property of the calling thread.
     let result = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanos) };
-    assert_eq!(result, 0, "the slack is set");
+    assert_eq!(result, 0, "the slack could not be set");
 }
 
 struct Bed {
@@ -125,7 +125,7 @@ impl Bed {
         let words = hand::pinned(8 * COUNT);
         // SAFETY: the memory has this many words, which are loaded only after the kernel has completed.
         hand::must("sample", unsafe { self.kernels.sample(self.stream, words.device, COUNT as u32) });
-        hand::must("the stream ends", self.stream.synchronize());
+        hand::must("the end of the stream", self.stream.synchronize());
         // Acquire: makes the earlier writes of the device visible, as in the engine.
         let at = |number| words.word(number).load(std::sync::atomic::Ordering::Acquire);
         let steps: Vec<f64> = (1..COUNT).map(|number| at(number).wrapping_sub(at(number - 1)) as f64).collect();
@@ -156,7 +156,7 @@ impl Bed {
                     Instant::now()
                 });
                 let known = wait(time);
-                let ended = watcher.join().expect("the thread ends");
+                let ended = watcher.join().expect("the thread should not panic");
                 // The end may be known before the watcher has seen it, for instance if the watcher has no core of its
                 // own.
                 ns(known.saturating_duration_since(ended)) - ns(ended.saturating_duration_since(known))
@@ -174,16 +174,16 @@ impl Bed {
         let engine = hand::engine(&self.gpu, idle);
         let var = engine.device_var::<u32>(GPU, 1).expect("memory");
         let lanes = engine.op("slack").on(GPU).submit_launch(var.write(), |_, _| slack());
-        figure("slack", lanes.expect("pushed").wait().expect("the operation succeeds") as f64);
+        figure("slack", lanes.expect("a push").wait().expect("the operation should succeed") as f64);
         self.samples(key, |time| {
             let (kernels, at) = (self.kernels, self.end.device);
             let step = move |stream: &mut GpuStream, _: &mut _| {
                 // SAFETY: the word exists, and until the kernel has completed, the host only loads it, atomically.
                 unsafe { kernels.stamp(lane(stream), at, time) }.result()
             };
-            engine.op("kernel").on(GPU).launch_any(var.write(), step).expect("pushed");
-            let next = engine.op("next").submit(var.read(), |_| Instant::now()).expect("pushed");
-            next.wait().expect("the operation succeeds")
+            engine.op("kernel").on(GPU).launch_any(var.write(), step).expect("a push");
+            let next = engine.op("next").submit(var.read(), |_| Instant::now()).expect("a push");
+            next.wait().expect("the operation should succeed")
         });
     }
 
@@ -204,14 +204,14 @@ impl Bed {
                     Instant::now()
                 });
             };
-            scope.spawn(main).join().expect("the thread ends");
+            scope.spawn(main).join().expect("the thread should not panic");
         });
     }
 
     fn wait(&self) {
         self.samples("wait", |time| {
             hand::must("stamp", self.stamp(self.stream, time));
-            hand::must("the stream ends", self.stream.synchronize());
+            hand::must("the end of the stream", self.stream.synchronize());
             Instant::now()
         });
     }

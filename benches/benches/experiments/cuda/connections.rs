@@ -63,7 +63,7 @@ fn part(_: &[&str]) {
     let kernels = hand::kernels();
     let streams: Vec<_> = (0..STREAMS).map(|_| hand::stream()).collect();
     let launch = |stream: &hand::Stream| hand::must("launch", kernels.spin(*stream, 1, KERNEL));
-    let synchronize = || streams.iter().for_each(|stream| hand::must("all end", stream.synchronize()));
+    let synchronize = || streams.iter().for_each(|stream| hand::must("the end of all launches", stream.synchronize()));
     streams.iter().for_each(launch);
     synchronize();
     let time = |push: &dyn Fn()| {

@@ -130,15 +130,15 @@ impl Probe {
         let (kernels, start) = (self.kernels, Instant::now());
         let op = self.engine.op("urgent").on(GPU).property(Property::GpuPrioritized);
         let launched = op.submit_launch_any(self.word.write(), move |stream, _| kernels.nothing(lane(stream)).result());
-        launched.expect("pushed").wait().expect("the operation succeeds");
+        launched.expect("a push").wait().expect("the operation should succeed");
         ns(start.elapsed())
     }
 
     /// Measures the time from the push of a copy until its completion is known.
     fn copy(&self) -> f64 {
         let start = Instant::now();
-        self.engine.op("copy").on(GPU).copy_to_device(&self.host, &self.target).expect("pushed");
-        self.engine.wait_for_var(&self.target).expect("the copy succeeds");
+        self.engine.op("copy").on(GPU).copy_to_device(&self.host, &self.target).expect("a push");
+        self.engine.wait_for_var(&self.target).expect("the copy should succeed");
         ns(start.elapsed())
     }
 }
@@ -164,17 +164,17 @@ fn engine() {
         let is_done = Arc::new(AtomicBool::new(false));
         for _ in 0..many() {
             let step = move |stream: &mut GpuStream, _: &mut _| kernels.spin(lane(stream), 1, KERNEL).result();
-            probe.engine.op("many").on(GPU).launch_any(many_of.write(), step).expect("pushed");
+            probe.engine.op("many").on(GPU).launch_any(many_of.write(), step).expect("a push");
         }
         let behind = Arc::clone(&is_done);
         // Relaxed, here and below: the flag publishes no other data.
-        probe.engine.op("done").push(many_of.read(), move |_| behind.store(true, Relaxed)).expect("pushed");
+        probe.engine.op("done").push(many_of.read(), move |_| behind.store(true, Relaxed)).expect("a push");
         while !is_done.load(Relaxed) {
             urgent.push(probe.urgent());
             copies.push(probe.copy());
         }
     }
-    probe.engine.wait_for_all().expect("no operation fails");
+    probe.engine.wait_for_all().expect("no operation should fail");
     figures("busy.urgent", urgent);
     figures("busy.copy", copies);
 }
@@ -194,7 +194,7 @@ fn by_hand() {
     let (stream, other) = (hand::stream(), hand::stream());
     for stream in [stream, other] {
         hand::must("a first launch", kernels.nothing(stream));
-        hand::must("the stream ends", stream.synchronize());
+        hand::must("the end of the stream", stream.synchronize());
     }
     let is_over = AtomicBool::new(false);
     let (launches, others) = thread::scope(|scope| {
@@ -205,7 +205,7 @@ fn by_hand() {
             while !is_over.load(Relaxed) {
                 found.extend((0..64).map(|_| timed(|| kernels.nothing(other))));
                 // Keeps the queue of `other` from filling up, which would distort the times.
-                hand::must("the stream ends", other.synchronize());
+                hand::must("the end of the stream", other.synchronize());
             }
             found
         });
@@ -214,9 +214,9 @@ fn by_hand() {
         let launches: Vec<Launch> =
             (0..machine::choose(5_000, 1_500)).map(|_| timed(|| kernels.spin(stream, 1, KERNEL))).collect();
         is_over.store(true, Relaxed);
-        (launches, beside.join().expect("the thread ends"))
+        (launches, beside.join().expect("the thread should not panic"))
     });
-    hand::must("all end", stream.synchronize());
+    hand::must("the end of all launches", stream.synchronize());
     // The driver may make room for one launch at a time or for many, so a few launches may account for all of the time.
     let is_slow = |launches: &[Launch]| {
         let all: Duration = launches.iter().map(|launch| launch.1).sum();

@@ -147,12 +147,12 @@ pub fn engine(gpu: &CudaGpu, idle: IdlePolicy) -> Engine {
 
 /// Makes the GPU's context current on this thread.
 pub fn bind(gpu: &CudaGpu) {
-    gpu.context().bind_to_thread().expect("the context is alive");
+    gpu.context().bind_to_thread().expect("the context should be alive");
 }
 
 /// Returns the source of the kernels, with the terminating zero that the driver requires.
 pub fn source() -> CString {
-    CString::new(include_str!("../kernels.ptx")).expect("the source contains no NUL")
+    CString::new(include_str!("../kernels.ptx")).expect("the source should contain no NUL")
 }
 
 /// Loads the kernels into the current context and runs each except `poison` once: the driver may defer work until the
@@ -160,11 +160,11 @@ pub fn source() -> CString {
 pub fn kernels() -> Kernels {
     let (source, mut module) = (source(), ptr::null_mut());
     // SAFETY: the image is NUL-terminated PTX, and the driver may write through the pointer.
-    must("the kernels compile", unsafe { sys::cuModuleLoadData(&raw mut module, source.as_ptr().cast()) });
+    must("the compilation of the kernels", unsafe { sys::cuModuleLoadData(&raw mut module, source.as_ptr().cast()) });
     let kernel = |name: &str| {
-        let (name, mut kernel) = (CString::new(name).expect("the name contains no NUL"), ptr::null_mut());
+        let (name, mut kernel) = (CString::new(name).expect("the name should contain no NUL"), ptr::null_mut());
         // SAFETY: the module is loaded, and the pointer is valid for the driver's write.
-        must("the module has the kernel", unsafe { sys::cuModuleGetFunction(&raw mut kernel, module, name.as_ptr()) });
+        must("the kernel in the module", unsafe { sys::cuModuleGetFunction(&raw mut kernel, module, name.as_ptr()) });
         kernel
     };
     let kernels = Kernels {
@@ -207,7 +207,7 @@ impl Kernels {
         must("a first launch", unsafe { self.stamp(stream, memory.0, Duration::ZERO) });
         // SAFETY: the memory has this many words, which no other code uses.
         must("a first launch", unsafe { self.fill(stream, memory.0, 16, 0) });
-        must("the first launches complete", stream.synchronize());
+        must("the end of the first launches", stream.synchronize());
     }
 
     /// Launches a kernel that does nothing.

@@ -94,20 +94,20 @@ fn by_hand(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
                 hand::bind(gpu);
                 let stream = hand::stream();
                 hand::must("a first launch", kernels.nothing(stream));
-                hand::must("the stream ends", stream.synchronize());
+                hand::must("the end of the stream", stream.synchronize());
                 barrier.wait();
                 let mut time = Duration::ZERO;
                 for _ in 0..count() / BATCH {
                     let start = Instant::now();
                     (0..BATCH).for_each(|_| hand::must("launch", kernels.nothing(stream)));
                     time += start.elapsed();
-                    hand::must("all end", stream.synchronize());
+                    hand::must("the end of all launches", stream.synchronize());
                 }
                 time
             })
         };
         let launchers: Vec<_> = (0..threads).map(launcher).collect();
-        launchers.into_iter().map(|launcher| launcher.join().expect("the thread ends")).collect()
+        launchers.into_iter().map(|launcher| launcher.join().expect("the thread should not panic")).collect()
     });
     let mean = found.iter().map(|&time| ns(time)).sum::<f64>() / threads as f64;
     let call = mean / count() as f64;
@@ -130,11 +130,11 @@ fn by_engine(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
                 *calls.lock().unwrap_or_else(PoisonError::into_inner) += start.elapsed();
                 launched
             };
-            engine.op("step").on(GPU).launch_any(var.write(), step).expect("pushed");
+            engine.op("step").on(GPU).launch_any(var.write(), step).expect("a push");
         }
     };
     push(&vars[0], 10);
-    engine.wait_for_all().expect("no operation fails");
+    engine.wait_for_all().expect("no operation should fail");
     *calls.lock().unwrap_or_else(PoisonError::into_inner) = Duration::ZERO;
     let each = count() / threads;
     let start = Instant::now();
@@ -144,7 +144,7 @@ fn by_engine(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
             scope.spawn(move || push(var, each));
         }
     });
-    engine.wait_for_all().expect("no operation fails");
+    engine.wait_for_all().expect("no operation should fail");
     let all = (each * threads) as f64;
     let time = *calls.lock().unwrap_or_else(PoisonError::into_inner);
     (ns(start.elapsed()) / all, ns(time) / all)

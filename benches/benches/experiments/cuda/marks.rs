@@ -81,7 +81,7 @@ fn part(arguments: &[&str]) {
             scope.spawn(move || Check { gpu, kernels, checks: 0, wrong: 0 }.all(seed))
         };
         let threads: Vec<_> = (1..=engines).map(check).collect();
-        threads.into_iter().map(|thread| thread.join().expect("the thread ends")).collect()
+        threads.into_iter().map(|thread| thread.join().expect("the thread should not panic")).collect()
     });
     figure("checks", found.iter().map(|&(checks, _)| f64::from(checks)).sum());
     figure("wrong", found.iter().map(|&(_, wrong)| f64::from(wrong)).sum());

@@ -67,7 +67,9 @@ fn run() -> Outcome {
         difference if difference > 0.0 => "a counter costs it less",
         _ => "AN EVENT COSTS IT LESS",
     };
-    let [idle_write, busy_write, idle_event, busy_event] = times[..] else { unreachable!("there are four") };
+    let [idle_write, busy_write, idle_event, busy_event] = times[..] else {
+        unreachable!("there should be four times")
+    };
     // A mark that did not wait for a long kernel takes much less than the duration of one.
     let is_long = |time: f64| time > LONG.as_secs_f64() * 1e6 / 4.0;
     let held = |busy: [f64; 3]| match busy {
@@ -140,7 +142,7 @@ impl Bed {
                 assert!(is_fine, "{result:?}");
             }
             let time = ns(start.elapsed()) / BATCH as f64;
-            hand::must("the stream ends", self.stream.synchronize());
+            hand::must("the end of the stream", self.stream.synchronize());
             time
         };
         let found: Vec<f64> = (0..machine::choose(50, 5)).map(batch).collect();
@@ -149,7 +151,7 @@ impl Bed {
 
     fn host(&self) {
         hand::must("a first launch", self.kernels.nothing(self.stream));
-        hand::must("the stream ends", self.stream.synchronize());
+        hand::must("the end of the stream", self.stream.synchronize());
         figure("launch", self.per_call(|_| self.kernels.nothing(self.stream)));
         figure("write", self.per_call(|index| self.stream.write(&self.counter, 0, index)));
         figure("record", self.per_call(|_| self.event.record(self.stream)));
@@ -163,7 +165,7 @@ impl Bed {
             CUresult::CUDA_SUCCESS
         };
         figure("load", self.per_call(load));
-        hand::must("the stream ends", self.busy.synchronize());
+        hand::must("the end of the stream", self.busy.synchronize());
     }
 
     /// Measures the time from one kernel that records the clock to the next.
@@ -177,7 +179,7 @@ impl Bed {
                 hand::must("stamp", unsafe { self.kernels.stamp(self.stream, at, Duration::ZERO) });
                 hand::must("between", between(number as u64));
             }
-            hand::must("the launches end", self.stream.synchronize());
+            hand::must("the end of the launches", self.stream.synchronize());
             // Acquire: makes the earlier writes of the device visible, as in the engine.
             let at = |number| self.stamps.word(number).load(std::sync::atomic::Ordering::Acquire) as f64;
             (at(STAMPS) - at(0)) / STAMPS as f64
@@ -201,7 +203,7 @@ impl Bed {
             // SAFETY: the memory holds `words` words, and only this stream uses it.
             hand::must("fill", unsafe { self.kernels.fill(self.stream, memory.0, words, value) });
             // While long kernels run, the fill may have to wait for one of them.
-            hand::must("the stream ends", self.stream.synchronize());
+            hand::must("the end of the stream", self.stream.synchronize());
             // SAFETY: both pieces of memory have this size, only this stream uses the device memory, and the host only
             // loads whole words, atomically.
             hand::must("copy", unsafe { self.stream.copy_out(memory.0, &target, BYTES) });

@@ -147,7 +147,7 @@ fn large() {
         }
         // Dropped variables release their memory once no operation on them is pending.
         drop(held);
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
         thread::sleep(Duration::from_millis(10));
     }
 }
@@ -167,8 +167,8 @@ fn is_usable(engine: &Engine, kernels: Kernels, var: &Var<DeviceVec<u32>>) -> bo
         // have room for this many bytes.
         unsafe { sys::cuMemcpyDtoHAsync_v2(to, at, 4 * TAIL, stream.0) }.result()
     };
-    engine.op("use").on(GPU).launch_any((var.write(), tail.write()), step).expect("pushed");
-    let right = engine.op("look").submit(tail.read(), |tail| tail.iter().all(|&word| word == VALUE)).expect("pushed");
+    engine.op("use").on(GPU).launch_any((var.write(), tail.write()), step).expect("a push");
+    let right = engine.op("look").submit(tail.read(), |tail| tail.iter().all(|&word| word == VALUE)).expect("a push");
     right.wait().unwrap_or_else(|error| {
         println!("{error}");
         false
@@ -213,7 +213,7 @@ fn stalls() {
         }
         // Relaxed: the flag publishes no other data.
         is_over.store(true, Relaxed);
-        launcher.join().expect("the thread ends")
+        launcher.join().expect("the thread should not panic")
     });
     for (act, (key, _)) in ACTS.iter().enumerate() {
         let takes: f64 = spans.iter().map(|spans| ns(spans[act].1 - spans[act].0)).sum();
@@ -247,7 +247,7 @@ fn launch(gpu: &CudaGpu, kernels: Kernels, is_over: &AtomicBool) -> (Vec<Span>, 
     while !is_over.load(Relaxed) {
         launches.extend((0..64).map(|_| timed(|| hand::must("launch", kernels.nothing(stream))).1));
         // Keeps the stream's queue from filling up.
-        waits.push(timed(|| hand::must("the launches end", stream.synchronize())).1);
+        waits.push(timed(|| hand::must("the end of the launches", stream.synchronize())).1);
     }
     (launches, waits)
 }

@@ -60,7 +60,7 @@ const TAIL: usize = 16;
 
 fn part(arguments: &[&str]) {
     let (means, limit, seconds) =
-        MEANS.into_iter().find(|means| means.0 == arguments[0]).expect("the argument names one of the means");
+        MEANS.into_iter().find(|means| means.0 == arguments[0]).expect("the argument should name one of the means");
     let time = machine::choose(Duration::from_secs(seconds), Duration::from_millis(400));
     let gpu = hand::open();
     let kernels = hand::kernels();
@@ -107,7 +107,7 @@ fn by_hand(kernels: Kernels, by_counter: bool, goes_on: impl Fn(u32) -> bool) {
             event.spin();
         }
         wrong += u32::from(!is_right(&target, copies));
-        hand::must("the stream ends", stream.synchronize());
+        hand::must("the end of the stream", stream.synchronize());
     }
     figure("copies", f64::from(copies));
     figure("wrong", f64::from(wrong));
@@ -122,13 +122,13 @@ fn by_engine(gpu: &CudaGpu, kernels: Kernels, goes_on: impl Fn(u32) -> bool) {
         copies += 1;
         let value = copies;
         let fill = move |stream: &mut GpuStream, words: &mut _| kernels.fill_vec(stream, words, value);
-        engine.op("fill").on(GPU).launch_any(memory.write(), fill).expect("pushed");
-        engine.op("out").on(GPU).copy_from_device(&memory, &target).expect("pushed");
+        engine.op("fill").on(GPU).launch_any(memory.write(), fill).expect("a push");
+        engine.op("out").on(GPU).copy_from_device(&memory, &target).expect("a push");
         let look = move |target: &PinnedVec<u32>| {
             let target = Pinned { host: target.as_ptr().cast_mut().cast(), device: 0 };
             is_right(&target, value)
         };
-        let right = engine.op("look").submit(target.read(), look).expect("pushed").wait().expect("`look` ran");
+        let right = engine.op("look").submit(target.read(), look).expect("a push").wait().expect("`look` should run");
         wrong += u32::from(!right);
     }
     figure("copies", f64::from(copies));

@@ -113,13 +113,13 @@ fn engine(drop_all: bool) {
     let (go, gone) = mpsc::channel::<()>();
     let poison = move |stream: &mut GpuStream, _: &mut DeviceVec<u32>| {
         let _ = gone.recv();
-        LAUNCHED.set(Instant::now()).expect("once");
+        LAUNCHED.set(Instant::now()).expect("a single launch");
         kernels.poison(lane(stream)).result()
     };
-    engine.op("poison").on(GPU).launch_any(vars[0].write(), poison).expect("pushed");
+    engine.op("poison").on(GPU).launch_any(vars[0].write(), poison).expect("a push");
     for var in &vars {
         let step = move |stream: &mut GpuStream, words: &mut _| kernels.fill_vec(stream, words, 1);
-        engine.op("step").on(GPU).launch_any(var.write(), step).expect("pushed");
+        engine.op("step").on(GPU).launch_any(var.write(), step).expect("a push");
     }
     let barrier = Barrier::new(WAITERS + 1);
     let times: Vec<Instant> = thread::scope(|scope| {
@@ -127,7 +127,7 @@ fn engine(drop_all: bool) {
             let (engine, barrier, var) = (&engine, &barrier, var.clone());
             scope.spawn(move || {
                 barrier.wait();
-                engine.wait_for_var(&var).expect_err("the device is lost");
+                engine.wait_for_var(&var).expect_err("the device should be lost");
                 Instant::now()
             })
         };
@@ -136,10 +136,10 @@ fn engine(drop_all: bool) {
         // By now most of the threads are asleep.
         thread::sleep(Duration::from_millis(20));
         drop(go);
-        waiters.into_iter().map(|waiter| waiter.join().expect("the waiter returns")).collect()
+        waiters.into_iter().map(|waiter| waiter.join().expect("the waiter should not panic")).collect()
     });
     let launched = *LAUNCHED.wait();
-    let since = |time: Option<&Instant>| ns(time.expect("there are some").duration_since(launched));
+    let since = |time: Option<&Instant>| ns(time.expect("there should be times").duration_since(launched));
     figure("first", since(times.iter().min()));
     figure("last", since(times.iter().max()));
     if !drop_all {
@@ -277,7 +277,7 @@ fn calls() {
             "cuCtxSetCurrent" => unsafe { sys::cuCtxSetCurrent(gpu.context().cu_ctx()) },
             // SAFETY: the pointer is valid for the driver's write.
             "cuDeviceGetCount" => unsafe { sys::cuDeviceGetCount(&raw mut count) },
-            _ => unreachable!("every name in the list has a call"),
+            _ => unreachable!("every name in the list should have a call"),
         };
         figure(name, f64::from(result as u32));
     }

@@ -20,7 +20,7 @@ pub const PLACES: [(EngineKind, usize, Device); 7] = [
 
 /// Returns an engine for a place.
 pub fn engine(place: (EngineKind, usize, Device)) -> Engine {
-    builder(place).build().expect("the engine is built")
+    builder(place).build().expect("an engine")
 }
 
 pub fn builder((kind, workers, _): (EngineKind, usize, Device)) -> EngineBuilder {
@@ -34,7 +34,7 @@ pub fn everywhere(test: impl Fn(&Arc<Runtime>)) {
         eprintln!("{place:?}");
         let engine = engine(place);
         test(&Runtime::new(&engine, place.2, 7));
-        engine.wait_for_all().expect("no operation fails");
+        engine.wait_for_all().expect("no operation should fail");
     }
 }
 
