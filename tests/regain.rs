@@ -218,7 +218,7 @@ fn after_another_engine_has_ended_no_more_functions_compute_than_there_are_worke
             other.op("waits").push((), f).unwrap();
             other.shutdown(Shutdown::Drain, None).unwrap();
         });
-        assert!(overlaps <= FEW, "{overlaps}");
+        assert!(overlaps <= FEW, "{overlaps} overlaps after the end");
     });
 }
 
@@ -237,7 +237,7 @@ fn after_another_engine_was_stopped_no_more_functions_compute_than_there_are_wor
             other.start().unwrap();
             waits.wait().unwrap();
         });
-        assert!(overlaps <= FEW, "{overlaps}");
+        assert!(overlaps <= FEW, "{overlaps} overlaps after the stop");
     });
 }
 

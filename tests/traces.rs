@@ -458,7 +458,8 @@ fn engines_share_a_recorder() {
     });
 }
 
-/// Returns the number of the program's operations that have ended, each of which has run once. No event was lost.
+/// Returns the number of the program's operations that have ended. Asserts that each of them has run once and that no
+/// event was lost.
 fn ended(trace: &Trace) -> usize {
     assert_eq!(trace.lost(), 0);
     let ended: Vec<_> = trace.ops().iter().filter(|op| !op.internal && op.ended.is_some()).collect();

@@ -1070,8 +1070,9 @@ impl<'e> OpBuilder<'e> {
     ///
     /// The operation is complete when the future has ended and all guards have been dropped. The future may pass guards
     /// on, for instance to a thread. Only one thread polls at a time. Each poll is part of the operation: it may push
-    /// even while the engine drains, and must not wait for the operation's variables. A wait for the engine inside a
-    /// poll hands over the worker, as it does inside a function; an `await` need not.
+    /// even while the engine drains, and must not wait for the operation's variables. A blocking wait for the engine
+    /// inside a poll behaves as it does inside a function: it runs what it depends on or hands over the worker. An
+    /// `await` that has to wait ends the poll instead, which frees the worker.
     ///
     /// If the future panics, the variables that the operation mutates fail. They also fail, with [`Cause::LostFuture`],
     /// if all the future's wakers are dropped before it has ended, since nothing can wake it again. If the operation is

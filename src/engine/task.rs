@@ -622,7 +622,6 @@ impl VTable {
             discard: |work| unsafe { &mut *work.cast::<W>() }.discard(),
             // SAFETY: `work` points to the `W` that was stored with this table.
             report: |work, result| unsafe { &mut *work.cast::<W>() }.report(result),
-            // SAFETY: `work` points to the `W` that was stored with this table.
             drop: if needs_drop::<W>() {
                 // SAFETY: `work` points to the `W` that was stored with this table.
                 Some(|work| unsafe { work.cast::<W>().drop_in_place() })

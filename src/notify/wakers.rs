@@ -17,7 +17,8 @@ use crate::{
 /// The key under which a future registers its waker.
 #[derive(Debug, Default)]
 pub struct WakerKey {
-    /// The number for which the future waits; waits end in the order of these numbers.
+    /// The number for which the future waits, or 0 if it waits for something without a number. Waits for lower numbers
+    /// end first.
     target: u64,
     /// The number that distinguishes the future from others with the same target, and the process in which the future
     /// registered a waker; `None` before it registers one.

@@ -481,7 +481,8 @@ impl State {
             let running = ring.shared.running().filter(|&(_, ticks, _)| ticks <= until);
             ring.read(|mut event| {
                 match event.what {
-                    // An operation may have been pushed after the end of the operation that made it ready was recorded.
+                    // The event has the time at which the end of the operation's predecessor was recorded. The operation
+                    // may have been pushed later.
                     What::Ready => event.ticks = event.ticks.max(ticks_of(event.op) + (1 << TICKS_BITS)),
                     What::Ran { place, from, outcome } => {
                         events.push((thread, Event { ticks: from, op: event.op, what: What::Started(place) }));

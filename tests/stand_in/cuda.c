@@ -11,11 +11,12 @@
  * kernel whose module is unloaded, and two concurrent accesses to the same memory of which at least one writes. A
  * command that uses memory that is not allocated causes the device to be lost.
  *
- * STAND_IN_DEVICES: the number of GPUs (1). STAND_IN_DEPTH: the number of commands in a stream's queue (1024); a call
- * that finds the queue full waits. STAND_IN_MEMORY: the size of a device's memory in bytes (1 GiB). STAND_IN_NARROW:
- * streams cannot write 64 bits. STAND_IN_COMPUTE_MODE: the reported compute mode (0: every process may use the device).
- * STAND_IN_SLOW_US: the minimum duration of a kernel, in microseconds. STAND_IN_FAULT=CODE@N: the Nth asynchronous call
- * returns the error CODE; if CODE denotes a loss, the device is lost. */
+ * Environment variables, with their defaults in parentheses: STAND_IN_DEVICES: the number of GPUs (1). STAND_IN_DEPTH:
+ * the number of commands in a stream's queue (1024); a call that finds the queue full waits. STAND_IN_MEMORY: the size
+ * of a device's memory in bytes (1 GiB). STAND_IN_NARROW: streams cannot write 64 bits. STAND_IN_COMPUTE_MODE: the
+ * reported compute mode (0: every process may use the device). STAND_IN_SLOW_US: the minimum duration of a kernel, in
+ * microseconds. STAND_IN_FAULT=CODE@N: the Nth asynchronous call returns the error CODE; if CODE denotes a loss, the
+ * device is lost. */
 
 #define _GNU_SOURCE
 #include <ctype.h>

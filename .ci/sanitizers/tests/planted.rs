@@ -136,7 +136,7 @@ fn uninitialised_read() {
     assert!(black_box(read) || !read);
 }
 
-/// An operation branches on a value written by an earlier operation: there is no report.
+/// An operation reads a value written by an earlier operation: there is no report.
 #[test]
 #[ignore = "the counterpart of `uninitialised_read`, in which a sanitizer must find nothing"]
 fn no_uninitialised_read() {

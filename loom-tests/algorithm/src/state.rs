@@ -312,8 +312,8 @@ impl World<'_> {
     }
 
     /// Checks that a thread may use a record. A record is reclaimed once all threads that were pinned when it was
-    /// retired have unpinned. Every push returns eventually, so a thread not pinned at that time cannot prevent the
-    /// reclamation, and must not use the record at all.
+    /// retired have unpinned. Each of them unpins when its push returns, as every push eventually does, and no other
+    /// thread can hold back the reclamation. So a thread that was not pinned at that time must not use the record.
     pub(crate) fn touch_op(&mut self, op: OpId) {
         let record = self.state.record(op);
         let is_kept = self.pinned_thread.is_some_and(|thread| record.pinned & 1 << thread != 0);
