@@ -5,10 +5,10 @@
 
 use raddle_testkit as common;
 
-use std::{fs, path::PathBuf, sync::mpsc, thread, time::Duration};
+use std::{collections::HashMap, fs, path::PathBuf, sync::mpsc, thread, time::Duration};
 
 use common::{HOSTILE, watched};
-use raddle::{Device, Engine, EngineKind, Recorder, SimulatedGpu, Trace};
+use raddle::{Device, Engine, EngineKind, Recorder, SimulatedGpu, Trace, TracedOp};
 
 /// The folder for the files: `RADDLE_FILES`, or a temporary folder that is removed when this value is dropped.
 struct Folder(PathBuf, bool);
@@ -33,7 +33,7 @@ impl Folder {
         self.write(&format!("{name}.json"), |out| trace.write_chrome(out).unwrap());
         self.write(&format!("{name}.html"), |out| trace.write_report(HOSTILE[1], out).unwrap());
         // The expected numbers of rectangles, and of arrows between operations that have run.
-        let on_gpu = |op: &&raddle::TracedOp| op.runs.iter().any(|run| matches!(run.place, raddle::Place::Gpu { .. }));
+        let on_gpu = |op: &&TracedOp| op.runs.iter().any(|run| matches!(run.place, raddle::Place::Gpu { .. }));
         let slices = trace.ops().iter().map(|op| op.runs.len()).sum::<usize>();
         let streams =
             trace.ops().iter().filter(on_gpu).filter(|op| op.returned.is_some() && op.ended.is_some()).count();
@@ -42,6 +42,94 @@ impl Folder {
             out.extend(format!("{} {arrows}", slices + streams).into_bytes());
         });
     }
+}
+
+/// The times of one name in the table of a page: waited for a worker, ran.
+type Stage = (Duration, Duration);
+
+/// Returns the name for which a chain of operations spends the most time, and that time.
+fn longest(stages: HashMap<String, Stage>) -> (String, Stage) {
+    stages.into_iter().max_by_key(|(_, (queued, ran))| *queued + *ran).unwrap()
+}
+
+/// Returns the average latency of the operations named `result`, and where most of it goes: for each of them, the time
+/// between its push and its end is divided among the operations that led to it, each of which is the last to end among
+/// those for which the following one waited.
+fn latency(trace: &Trace, result: &str) -> (Duration, (String, Stage)) {
+    let results: Vec<_> = trace.ops().iter().filter(|op| op.name.as_str() == result).collect();
+    let mut stages: HashMap<String, Stage> = HashMap::new();
+    for op in &results {
+        let (from, to) = (op.pushed, op.ended.unwrap());
+        let within = |start: Duration, end: Duration| end.min(to).saturating_sub(start.max(from));
+        let mut next = Some(*op);
+        while let Some(op) = next {
+            let (ready, started, ended) = (op.ready.unwrap(), op.started.unwrap(), op.ended.unwrap());
+            let stage = stages.entry(op.label()).or_default();
+            *stage = (stage.0 + within(ready, started), stage.1 + within(started, ended));
+            let before = trace.ops().iter().filter(|before| op.depends_on.contains(&before.id));
+            next = before.max_by_key(|before| before.ended).filter(|before| before.ended > Some(from));
+        }
+    }
+    let count = results.len() as u32;
+    stages.values_mut().for_each(|stage| *stage = (stage.0 / count, stage.1 / count));
+    (results.iter().map(|op| op.took().unwrap()).sum::<Duration>() / count, longest(stages))
+}
+
+/// Writes what the head of a page on `trace` must say, according to the trace, if it follows `result`.
+fn write_headline(folder: &Folder, name: &str, trace: &Trace, result: &str) {
+    let mut path: HashMap<String, Stage> = HashMap::new();
+    for step in trace.critical_path() {
+        let op = trace.ops().iter().find(|op| op.id == step.op).unwrap();
+        let stage = path.entry(op.label()).or_default();
+        *stage = (stage.0 + step.queued, stage.1 + step.ran);
+    }
+    // Before the first step, nothing on the path had been pushed.
+    let first = trace.critical_path()[0].op;
+    let first = trace.ops().iter().find(|op| op.id == first).unwrap().pushed.saturating_sub(trace.range().0);
+    let unpushed = first + trace.critical_path().iter().map(|step| step.unpushed).sum::<Duration>();
+    let stage = |(name, (queued, ran)): (String, Stage)| {
+        format!(r#"{{"name":"{name}","queued":{},"ran":{}}}"#, queued.as_nanos(), ran.as_nanos())
+    };
+    let (latency, slowest) = latency(trace, result);
+    let headline = format!(
+        r#"{{"unpushed":{},"path":{},"result":"{result}","latency":{},"slowest":{}}}"#,
+        unpushed.as_nanos(),
+        stage(longest(path)),
+        latency.as_nanos(),
+        stage(slowest)
+    );
+    folder.write(&format!("{name}.headline"), |out| out.extend(headline.into_bytes()));
+}
+
+/// Returns the trace of a program that pushes work at a fixed rate. Its most urgent results are not the ones that take
+/// the longest.
+fn paced() -> Trace {
+    let recorder = Recorder::new();
+    let engine = Engine::builder().workers(1).recorder(&recorder).build().unwrap();
+    let (raw, clean, detail) = (engine.var(0), engine.var(0), engine.var(0));
+    // The critical path begins later than the run.
+    engine.op("prepare").push((), |()| {}).unwrap();
+    thread::sleep(Duration::from_millis(20));
+    for round in 0..6 {
+        let op = |name, priority| engine.op(name).priority(priority);
+        op("load", 1).push(raw.overwrite(), move |raw| *raw = round).unwrap();
+        let clean_up = |(raw, clean): (&i32, &mut i32)| {
+            thread::sleep(Duration::from_millis(4));
+            *clean = *raw;
+        };
+        op("clean", 2).push((raw.read(), clean.overwrite()), clean_up).unwrap();
+        let examine = |(clean, detail): (&i32, &mut i32)| {
+            thread::sleep(Duration::from_millis(3));
+            *detail = *clean;
+        };
+        op("examine", -1).push((clean.read(), detail.overwrite()), examine).unwrap();
+        // These operations have several priorities.
+        op("report", -1 - round % 2).push(detail.read(), |_| thread::sleep(Duration::from_millis(1))).unwrap();
+        op("deliver", 3).push(clean.read(), |_| {}).unwrap();
+        thread::sleep(Duration::from_millis(30));
+    }
+    engine.wait_for_all().unwrap();
+    recorder.take()
 }
 
 impl Drop for Folder {
@@ -90,6 +178,10 @@ fn files_for_external_readers() {
         let trace = recorder.take();
         assert_eq!(trace.lost(), 0);
         folder.write_trace("hostile", &trace);
+
+        let trace = paced();
+        folder.write_trace("paced", &trace);
+        write_headline(&folder, "paced", &trace, "deliver");
 
         let (started, has_started) = mpsc::channel();
         let (sender, receiver) = mpsc::channel::<()>();

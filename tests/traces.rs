@@ -541,7 +541,7 @@ fn statistics_are_grouped_by_name() {
         assert!(slow.ran.percentile(100.0) <= slow.ran.max() && slow.ran.total() >= Duration::from_millis(10));
         assert!(quick.ran.mean() < slow.ran.mean());
         let table = stats.to_string();
-        assert!(table.contains("quick") && table.contains("99 %"), "{table}");
+        assert!(["quick", "failed", "skipped", "99 %"].iter().all(|word| table.contains(word)), "{table}");
         assert_eq!(stats.lanes.is_empty(), engine.kind() == EngineKind::Naive);
     });
 }
@@ -855,6 +855,76 @@ fn a_report_is_one_page_with_all_data_and_a_critical_path() {
             assert!(!page.contains(loaded), "the page may load something: it has {loaded}");
         }
     });
+}
+
+/// Returns the data in the report on a trace.
+fn report_data(trace: &Trace) -> String {
+    let mut page = Vec::new();
+    trace.write_report("title", &mut page).unwrap();
+    let page = String::from_utf8(page).unwrap();
+    let data = page.lines().find_map(|line| line.strip_prefix("const data = ")).expect("a line has the data");
+    data.to_owned()
+}
+
+/// Returns the elements of a list of the data without commas in them.
+fn data_list<'d>(data: &'d str, key: &str) -> Vec<&'d str> {
+    let rest = data.split_once(&format!("\"{key}\":[")).unwrap().1;
+    rest.split_once(']').unwrap().0.split(',').map(|element| element.trim_matches('"')).collect()
+}
+
+/// Returns the name whose latency is at the head of the report, the number of names whose results no other name uses,
+/// and the number of names from which the longest latency has chosen.
+fn followed(data: &str) -> (&str, f64, f64) {
+    let [result, results, tied] = ["result", "results", "tied"].map(|key| numbers(data, key)[0]);
+    (data_list(data, "names")[result as usize], results, tied)
+}
+
+#[test]
+fn a_report_follows_the_most_urgent_result() {
+    recorded(&KINDS, |engine, recorder| {
+        // Pushes the operations of two rounds: `produce` overwrites what `show` and `check` of the first round have
+        // used, and each `count` uses what the previous one has counted.
+        let push = |urgent: i32| {
+            let (raw, sum) = (engine.var(0), engine.var(0));
+            for _ in 0..2 {
+                engine.op("produce").priority(5).push(raw.overwrite(), |raw| *raw = 1).unwrap();
+                engine.op("show").priority(urgent).push(raw.read(), |_| {}).unwrap();
+                engine.op("check").push(raw.read(), |_| thread::sleep(Duration::from_millis(2))).unwrap();
+                engine.op("count").push((raw.read(), sum.write()), |(raw, sum)| *sum += raw).unwrap();
+            }
+            eventually("nothing is pending", || engine.pending() == 0);
+            recorder.take()
+        };
+        let data = report_data(&push(2));
+        assert_eq!(followed(&data), ("show", 3.0, 1.0));
+        assert_eq!(data_list(&data, "names"), ["produce", "show", "check", "count"]);
+        assert_eq!(data_list(&data, "priorities"), ["5", "2", "0", "0"]);
+
+        // Of several, the one with the longest latency.
+        let trace = push(0);
+        let latency = |name: &str| {
+            let named = trace.ops().iter().filter(|op| op.name.as_str() == name);
+            named.map(|op| op.took().unwrap()).sum::<Duration>()
+        };
+        let longest = ["show", "check", "count"].into_iter().max_by_key(|name| latency(name)).unwrap();
+        assert_eq!(followed(&report_data(&trace)), (longest, 3.0, 3.0));
+
+        // Every name's results are used.
+        let state = engine.var(0);
+        for round in 0..2 {
+            engine.op("forward").priority(round).push(state.write(), |state| *state += 1).unwrap();
+            engine.op("backward").priority(-1).push(state.write(), |state| *state += 1).unwrap();
+        }
+        eventually("nothing is pending", || engine.pending() == 0);
+        let data = report_data(&recorder.take());
+        assert_eq!(followed(&data), ("forward", 0.0, 1.0));
+        assert!(data.contains(r#""priorities":[[0,1],-1],"#), "{data}");
+        // Only operations of a name with several priorities have their own.
+        assert!(data.contains("]],0],[") && data.contains("]],1],["), "{data}");
+        assert!(!data.contains("]],-1]"), "{data}");
+    });
+    let data = report_data(&Recorder::new().take());
+    assert!(data.contains(r#""result":null,"results":0,"tied":0,"#), "{data}");
 }
 
 #[test]

@@ -200,7 +200,8 @@ impl Dump {
         &self.waits
     }
 
-    /// Returns how many pending operations were missed because they were pushed or ended during the call.
+    /// Returns how many operations are pending but not listed, usually because they were pushed or ended during the
+    /// call.
     #[must_use]
     pub fn unlisted(&self) -> u64 {
         self.unlisted
@@ -239,7 +240,8 @@ impl Dump {
         behind
     }
 
-    /// Prints the operation that holds up the most others and a chain of waits leading to it.
+    /// Prints the operation that holds up the most others and a chain of waits leading to it. Considers only operations
+    /// that wait for nothing, and of these, the ones for which the most operations wait directly.
     fn print_head(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let behind = self.behind();
         let mut heads: Vec<usize> = (0..self.ops.len()).filter(|&op| self.ops[op].waits_for.is_empty()).collect();

@@ -225,9 +225,10 @@ fn notes(trace: &Trace, op: &TracedOp) -> Vec<(&'static str, String)> {
 }
 
 impl Trace {
-    /// Writes the trace in the format of [Perfetto](https://ui.perfetto.dev), which draws it: a row for each worker, a
-    /// rectangle for each operation, and an arrow from each operation to those that had to wait for it. Clicking an
-    /// operation shows its variables, where it was pushed, and how long it waited.
+    /// Writes the trace in the format of [Perfetto](https://ui.perfetto.dev), which draws it: a row for each worker
+    /// and each other thread that ran operations, a rectangle for each operation, and an arrow from each operation to
+    /// those that had to follow it. Clicking an operation shows its variables, where it was pushed, and how long it
+    /// waited.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

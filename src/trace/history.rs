@@ -56,9 +56,10 @@ pub struct TracedOp {
     pub(super) is_over: bool,
     /// Where and when the operation's function ran. There may be several runs if the function waited.
     pub runs: Vec<Run>,
-    /// The operations in the trace that preceded this one on its variables and for which it had to wait. Empty until
-    /// the operation starts. If more than 1024 operations in a row read a variable, the next operation to mutate it
-    /// depends on all of them, but only the last 1024 are listed.
+    /// The operations in the trace that this one had to follow because of its variables: for each variable, the last
+    /// operation that mutated it, or, if this one mutates it and others have read it since, these readers. Some may
+    /// have ended before this operation was pushed. Empty until the operation starts. If more than 1024 operations in a
+    /// row read a variable, the next operation to mutate it depends on all of them, but only the last 1024 are listed.
     pub depends_on: Vec<OpId>,
 }
 
@@ -301,9 +302,9 @@ impl History {
         Arc::make_mut(&mut self.names).entry(variable).or_insert(name);
     }
 
-    /// Adds an event of `thread`. Events must be added in the order of their times, except that the start of a function
-    /// may come late: a whole reading after other events of its time, if it was in no ring and was not found beside
-    /// one, but before the events that the function caused.
+    /// Adds an event of `thread`. Events must be added in the order of their times, with one exception: if the start of
+    /// a function was in no ring and was not found beside one, it may come with the next reading, after other events of
+    /// its time, but before the events that the function caused.
     pub(super) fn add(&mut self, thread: u16, time: Duration, event: Event) {
         self.last = self.last.max(time);
         let Some(on) = self.threads.get_mut(usize::from(thread)) else { return };
@@ -555,7 +556,7 @@ impl TracedOp {
 }
 
 impl Variable {
-    /// Records that `op` now uses the variable, and adds to `before` the operations for which it had to wait.
+    /// Records that `op` now uses the variable, and adds to `before` the operations that it had to follow.
     fn use_by(&mut self, op: OpId, mode: AccessMode, before: &mut Vec<OpId>) {
         if !mode.is_write() {
             before.extend(self.writer);

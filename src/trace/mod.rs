@@ -1,7 +1,8 @@
 //! Traces: what is recorded while operations are pushed and run, and how it is used afterwards.
 //!
 //! The [`recorder`] collects [events](event) in a ring for each thread. Each operation's [`history`] is assembled from
-//! these later, on the thread that requests it.
+//! these later, on the thread that requests it. Dumps and watchdogs need no recorder: they
+//! examine what is pending.
 
 mod chrome;
 pub(crate) mod dump;

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     chrome::Json,
-    event::{OpId, Place},
+    event::{AccessMode, OpId, Place, VarId},
     history::{Run, Trace, TracedOp},
 };
 
@@ -29,8 +29,8 @@ const MAX_DRAWN: usize = 50_000;
 pub struct CriticalStep {
     /// The operation.
     pub op: OpId,
-    /// The time from the end of the previous operation on the path to the push of this one; zero if this one was pushed
-    /// earlier.
+    /// The time from the end of the previous operation on the path to the push of this one. Zero if this one was pushed
+    /// before that end, or is the first on the path.
     pub unpushed: Duration,
     /// How long the operation was ready and waited for a worker.
     pub queued: Duration,
@@ -40,8 +40,8 @@ pub struct CriticalStep {
 
 impl Trace {
     /// Returns the critical path, a chain leading to the operation that ended last. Each operation is preceded by
-    /// whichever of those it waited for ended last, or by the one that pushed it. Making the whole run faster requires
-    /// shortening one of these steps.
+    /// whichever of those that it depends on ended last, or, if all of them had ended before it was pushed, by the
+    /// operation that pushed it, if there is one. The whole run becomes shorter only if one of these steps does.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -93,9 +93,14 @@ impl Trace {
         path
     }
 
-    /// Writes the trace as a single, self-contained HTML page. The page shows what bounds the time and the latency, a
-    /// timeline, how busy each worker was, how long operations of each name waited and ran, and how they depend on each
-    /// other.
+    /// Writes the trace as a single, self-contained HTML page. The page shows what bounds the running time and the
+    /// latency, how long operations of each name waited and ran, a timeline, how busy each worker was, and which
+    /// operations waited for which.
+    ///
+    /// The latency at the head of the page is the average time from push to end of the operations with one name. Of the
+    /// names whose results no other name uses, or of all names if there are none, it is the one with the highest
+    /// [priority](crate::OpBuilder::priority); of several, the one with the longest latency. The page shows the
+    /// latencies of other names on request.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -127,12 +132,19 @@ impl Trace {
         let nanos = |time: Duration| time.saturating_sub(start).as_nanos();
         let ops: Vec<&TracedOp> = self.ops.iter().filter(|op| !op.internal).collect();
         let mut names: BTreeMap<String, usize> = BTreeMap::new();
+        // For each operation, the index of its name.
+        let mut name_of = Vec::with_capacity(ops.len());
         for op in &ops {
             let next = names.len();
-            names.entry(op.label()).or_insert(next);
+            name_of.push(*names.entry(op.label()).or_insert(next));
         }
         let mut labels = vec![""; names.len()];
         names.iter().for_each(|(name, &index)| labels[index] = name);
+        let mut priorities = vec![(i32::MAX, i32::MIN); names.len()];
+        for (op, &name) in ops.iter().zip(&name_of) {
+            let (lowest, highest) = priorities[name];
+            priorities[name] = (op.priority.min(lowest), op.priority.max(highest));
+        }
         let mut places: Vec<Place> = ops.iter().flat_map(|op| &op.runs).map(|run| run.place).collect();
         places.sort_by_key(|&place| sort_key(place));
         places.dedup();
@@ -147,17 +159,27 @@ impl Trace {
         let tracks = &mut places.iter().map(|&place| Json(&self.place(place)).to_string());
         let _ = write!(data, r#""tracks":[{}],"#, list(tracks));
         let _ = write!(data, r#""busy":[{}],"#, list(&mut busy(&ops, &places).iter().map(u128::to_string)));
-        // A row: name, pushed, ready, started, ended, whether it is critical, the operations it depends on, runs.
-        let row = |op: &&TracedOp| {
+        // A name's priority, or its lowest and its highest.
+        let of_name = |&(lowest, highest): &(i32, i32)| {
+            if lowest == highest { lowest.to_string() } else { format!("[{lowest},{highest}]") }
+        };
+        let _ = write!(data, r#""priorities":[{}],"#, list(&mut priorities.iter().map(of_name)));
+        let drawn = ops.len().min(MAX_DRAWN);
+        let Choice { result, results, tied } = choose(&ops[..drawn], &name_of, &priorities);
+        let result = result.map_or("null".to_owned(), |name| name.to_string());
+        let _ = write!(data, r#""result":{result},"results":{results},"tied":{tied},"#);
+        // A row: name, pushed, ready, started, ended, whether it is critical, the operations it depends on, runs, and
+        // the priority if the operations of this name have several.
+        let row = |(op, &name): (&&TracedOp, &usize)| {
             let time = |time: Option<Duration>| time.map_or("null".to_owned(), |time| nanos(time).to_string());
             let before = op.depends_on.iter().filter_map(|id| index.get(id)).map(usize::to_string);
             let runs = op.runs.iter().map(|run| {
                 let track = places.binary_search_by_key(&sort_key(run.place), |&place| sort_key(place)).unwrap_or(0);
                 format!("[{track},{},{}]", nanos(run.from), nanos(run.to))
             });
+            let (lowest, highest) = priorities[name];
             format!(
-                "[{},{},{},{},{},{},[{}],[{}]]",
-                names[&op.label()],
+                "[{name},{},{},{},{},{},[{}],[{}]{}]",
                 nanos(op.pushed),
                 time(op.ready),
                 time(op.started),
@@ -165,20 +187,64 @@ impl Trace {
                 u8::from(is_critical.contains(&op.id)),
                 before.collect::<Vec<_>>().join(","),
                 runs.collect::<Vec<_>>().join(","),
+                if lowest == highest { String::new() } else { format!(",{}", op.priority) },
             )
         };
-        let _ = write!(data, r#""undrawn":{},"#, ops.len().saturating_sub(MAX_DRAWN));
-        let _ = write!(data, r#""ops":[{}],"#, list(&mut ops.iter().take(MAX_DRAWN).map(row)));
+        let _ = write!(data, r#""undrawn":{},"#, ops.len() - drawn);
+        let _ = write!(data, r#""ops":[{}],"#, list(&mut ops.iter().zip(&name_of).take(drawn).map(row)));
+        let first = critical.first().and_then(|step| index.get(&step.op)).map_or(start, |&first| ops[first].pushed);
+        let _ = write!(data, r#""before":{},"#, nanos(first));
         // A step: name, unpushed, queued, ran.
         let step = |step: &CriticalStep| {
-            let op = ops[*index.get(&step.op)?];
+            let name = name_of[*index.get(&step.op)?];
             let times = [step.unpushed, step.queued, step.ran].map(|time| time.as_nanos().to_string());
-            Some(format!("[{},{}]", names[&op.label()], times.join(",")))
+            Some(format!("[{name},{}]", times.join(",")))
         };
         let _ = write!(data, r#""critical":[{}]"#, list(&mut critical.iter().filter_map(step)));
         data.push('}');
         data
     }
+}
+
+/// The name whose latency is at the head of the page.
+struct Choice {
+    /// The name's index, or `None` if no operation has ended.
+    result: Option<usize>,
+    /// The number of names whose results no other name uses.
+    results: usize,
+    /// The number of names from which the longest latency has chosen.
+    tied: usize,
+}
+
+/// Chooses the name whose latency is at the head of the page: see [`Trace::write_report`]. `name_of` has the index of
+/// each operation's name, and `priorities` the lowest and the highest priority of each name.
+fn choose(ops: &[&TracedOp], name_of: &[usize], priorities: &[(i32, i32)]) -> Choice {
+    let by_id: HashMap<OpId, usize> = ops.iter().enumerate().map(|(index, op)| (op.id, index)).collect();
+    let mut is_used = vec![false; priorities.len()];
+    // For each name, the number and the sum of its latencies.
+    let mut latencies = vec![(0, Duration::ZERO); priorities.len()];
+    for (op, &name) in ops.iter().zip(name_of) {
+        if let (Some(_), Some(took)) = (op.started, op.took()) {
+            latencies[name] = (latencies[name].0 + 1, latencies[name].1 + took);
+        }
+        // An operation that overwrites a variable does not use its value.
+        let uses = op.accesses.iter().filter(|(_, mode)| *mode != AccessMode::Overwrite);
+        let uses: HashSet<VarId> = uses.map(|&(variable, _)| variable).collect();
+        for &before in op.depends_on.iter().filter_map(|id| by_id.get(id)) {
+            let mut mutated = ops[before].accesses.iter().filter(|(_, mode)| mode.is_write());
+            if name_of[before] != name && mutated.any(|(variable, _)| uses.contains(variable)) {
+                is_used[name_of[before]] = true;
+            }
+        }
+    }
+    let ended = |&name: &usize| latencies[name].0 > 0;
+    let unused: Vec<usize> = (0..priorities.len()).filter(ended).filter(|&name| !is_used[name]).collect();
+    let results = unused.len();
+    let mut choice = if results > 0 { unused } else { (0..priorities.len()).filter(ended).collect() };
+    let highest = choice.iter().map(|&name| priorities[name].1).max();
+    choice.retain(|&name| Some(priorities[name].1) == highest);
+    let latency = |&&name: &&usize| latencies[name].1 / latencies[name].0;
+    Choice { result: choice.iter().max_by_key(latency).copied(), results, tied: choice.len() }
 }
 
 /// Returns for how many nanoseconds functions ran at each of the `places`, which are sorted. A function that runs

@@ -78,7 +78,7 @@ pub struct OpStats {
     pub skipped: u64,
     /// How long their functions ran.
     pub ran: Times,
-    /// How long they were ready before they started: their waits for a worker.
+    /// How long they were ready before they started: the times that they waited for a worker.
     pub queued: Times,
     /// The time from their pushes to their ends.
     pub took: Times,
@@ -221,7 +221,8 @@ impl fmt::Display for Stats {
         let Self { pushed, ended, pending, helped, .. } = self;
         writeln!(
             f,
-            "{pushed} operations were pushed, {ended} have ended, and {pending} are pending. Waits ran {helped} of them."
+            "{pushed} operations were pushed, {ended} have ended, and {pending} are pending. \
+             Waits and held-back pushes ran {helped} operations."
         )?;
         for lane in &self.lanes {
             writeln!(f, "\nLane {}, woken {} times, {} ready:", lane.name, lane.wakes, lane.ready)?;
@@ -232,7 +233,7 @@ impl fmt::Display for Stats {
             }
         }
         if self.lost > 0 {
-            writeln!(f, "\n{} events were lost and are missing here:", self.lost)?;
+            writeln!(f, "\n{} events were lost and are missing below.", self.lost)?;
         }
         if self.operations.is_empty() {
             return Ok(());
@@ -240,16 +241,27 @@ impl fmt::Display for Stats {
         let width = self.operations.iter().map(|op| op.name.chars().count()).max().unwrap_or(0).clamp(9, 40);
         writeln!(
             f,
-            "\n{:width$} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>11}",
-            "operation", "count", "failed", "total", "min", "median", "99 %", "max", "queued 50 %", "queued 99 %"
+            "\n{:width$} {:>9} {:>7} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>11}",
+            "operation",
+            "count",
+            "failed",
+            "skipped",
+            "total",
+            "min",
+            "median",
+            "99 %",
+            "max",
+            "queued 50 %",
+            "queued 99 %"
         )?;
         for op in &self.operations {
             writeln!(
                 f,
-                "{:width$} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>11}",
+                "{:width$} {:>9} {:>7} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>11}",
                 op.name,
                 op.count,
-                op.failed + op.skipped,
+                op.failed,
+                op.skipped,
                 Short(op.ran.total()),
                 Short(op.ran.min()),
                 Short(op.ran.percentile(50.0)),

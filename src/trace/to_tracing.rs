@@ -13,9 +13,9 @@ use super::{
 ///
 /// While an operation's function runs, its thread is in a span `operation` with the fields `name`, `pushed_at`,
 /// `worker` (such as `cpu 0`, see [`ObservedOp::place_name`]) and `priority`, so the function's events and spans belong
-/// to the operation. The end of an operation is an event. Its level is `DEBUG` if the operation succeeded, `WARN` if it
-/// failed, and `INFO` if it was skipped. Pushes have the level `TRACE` and the fields `lane` and `priority`. The target
-/// is `raddle`.
+/// to the operation. The end of an operation is an event with the fields `name` and `pushed_at`. Its level is `DEBUG`
+/// if the operation succeeded, `WARN` if it failed, and `INFO` if it was skipped. A push is an event of the level
+/// `TRACE` with two more fields, `lane` and `priority`. The target of all these is `raddle`.
 ///
 /// The engine's own operations, such as waits, are not reported. The subscriber is called inside an [`Observer`], so it
 /// must neither push to an engine nor wait for one.
