@@ -435,7 +435,10 @@ impl ScopedAccesses for () {
 pub struct Cx(());
 
 /// Declares that an operation's function receives the operation's context, at the position of this declaration among
-/// the accesses. The context is an [`OpContext`] or, if the accesses yield guards, a [`FutureContext`].
+/// the accesses. The context is a [`&OpContext<'_>`](OpContext) or, if the accesses yield guards, as for futures and
+/// [`acquire`](crate::Engine::acquire), an owned [`FutureContext`].
+///
+/// A closure's parameter named `cx` hides this function. The examples in the guide call the parameter `op`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -443,12 +446,12 @@ pub struct Cx(());
 ///
 /// let engine = raddle::Engine::builder().workers(1).build()?;
 /// let log = engine.var(Vec::new());
-/// engine.op("note").push((cx(), log.write()), |(cx, log)| log.push(cx.name().to_owned()))?;
+/// engine.op("note").push((cx(), log.write()), |(op, log)| log.push(op.name().to_owned()))?;
 /// assert_eq!(engine.get(&log)?, ["note"]);
 ///
 /// // An operation over untyped variables can declare just the context.
 /// let disk = engine.token();
-/// engine.op("flush").writes([&disk]).push(cx(), |cx| assert_eq!(cx.name(), "flush"))?;
+/// engine.op("flush").writes([&disk]).push(cx(), |op| assert_eq!(op.name(), "flush"))?;
 /// engine.wait_for_var(&disk)?;
 /// # Ok(())
 /// # }

@@ -267,7 +267,8 @@ impl Group {
         self.shared.cancel(Cancel::Quietly);
     }
 
-    /// Returns whether this group or an enclosing group was cancelled.
+    /// Returns whether this group or an enclosing group was cancelled, by [`cancel`](Self::cancel) or
+    /// [`cancel_quietly`](Self::cancel_quietly).
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.shared.cancelled().is_some()

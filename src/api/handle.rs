@@ -25,6 +25,9 @@ use crate::{
 /// Dropping the handle has no effect on the operation. Once a wait has returned the result, all effects of the
 /// operation are visible, and later operations may use its variables.
 ///
+/// An `.await` consumes the handle. To keep the handle, for instance to [cancel](Self::cancel) the operation after a
+/// timeout, await `&mut handle`. A handle can be sent to other threads and captured by functions, but not cloned.
+///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let engine = raddle::Engine::builder().workers(1).build()?;
@@ -186,7 +189,7 @@ impl<R> OpHandle<R> {
 
     /// Like [`cancel`](Self::cancel), but the operation has no effect when its turn comes: its variables do not fail,
     /// later operations run as if it had never been pushed, and [`Engine::wait_for_all`](crate::Engine::wait_for_all)
-    /// returns no error for it.
+    /// returns no error for it. If the operation has started, the two methods do the same.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

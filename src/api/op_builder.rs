@@ -153,9 +153,12 @@ impl FutureContext {
 /// | the same, on a device | [`launch_operator`](Self::launch_operator) | [`try_launch_operator`](Self::try_launch_operator) | | |
 /// | the same, with a completion | [`operator_async`](Self::operator_async) | [`try_operator_async`](Self::try_operator_async) | | |
 ///
-/// A function that may fail returns `Result<_, BoxError>`, so `?` accepts any error. Only the methods for such
-/// functions turn an `Err` into a failure of the operation. [`submit`](Self::submit) treats an `Err` like any other
-/// value.
+/// A function that may fail returns `Result<_, BoxError>`, so `?` accepts any error. A function `work` with its own
+/// error type is passed as `|x| Ok(work(x)?)`. Only the methods for such functions turn an `Err` into a failure of the
+/// operation. [`submit`](Self::submit) treats an `Err` like any other value.
+///
+/// A function may outlive the pushing code, so it cannot capture a borrowed `&Var` (errors E0521 and E0597). It can
+/// capture a clone of the `Var`.
 ///
 /// The builder borrows the variables declared on it:
 ///

@@ -99,9 +99,9 @@ impl<'a> OpContext<'a> {
     }
 
     /// Returns whether the operation should stop, because it was cancelled through its handle after it had started, its
-    /// group was cancelled, or a shutdown is cancelling operations that have not started. A long-running function may
-    /// check this periodically and return early, with or without an error. Always returns `false` in a
-    /// [clean-up](crate::OpBuilder::cleanup).
+    /// group was cancelled, or a shutdown is cancelling operations that have not started. A quiet cancellation counts
+    /// too. A long-running function may check this periodically and return early, with or without an error. Always
+    /// returns `false` in a [clean-up](crate::OpBuilder::cleanup).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
