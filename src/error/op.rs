@@ -3,8 +3,9 @@
 use std::{
     error::Error,
     fmt,
-    mem::ManuallyDrop,
+    mem::{self, ManuallyDrop},
     panic::Location,
+    ptr,
     sync::{
         Arc, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -66,6 +67,23 @@ impl Cause {
             cause => cause,
         }
     }
+
+    /// Drops the cause and, if it is the last clone of another operation's failure, the causes of that one as well. The
+    /// chain of such failures may be too long for the stack.
+    fn drop_with_others(mut self) {
+        while let Self::Error(error) = self {
+            let failure = match error.downcast::<WaitError>().map(|error| *error) {
+                Ok(WaitError::Failed(failure)) => failure,
+                Ok(_) => return,
+                Err(error) => match error.downcast::<OpError>() {
+                    Ok(failure) => *failure,
+                    Err(_) => return,
+                },
+            };
+            let Some(mut failure) = Arc::into_inner(failure.0) else { return };
+            self = mem::replace(&mut failure.cause, Self::LostCompletion);
+        }
+    }
 }
 
 impl fmt::Display for Cause {
@@ -105,8 +123,8 @@ impl Drop for Failure {
     fn drop(&mut self) {
         // Dropping the cause and the payload runs program code, and the last clone may be dropped anywhere in the
         // engine. So panics are caught. SAFETY: only this drop uses the field, once.
-        let drop_cause = || unsafe { ManuallyDrop::drop(&mut self.cause) };
-        if let Err(payload) = panics::catch(drop_cause) {
+        let cause = unsafe { ManuallyDrop::take(&mut self.cause) };
+        if let Err(payload) = panics::catch(|| cause.drop_with_others()) {
             panics::log!(Error, "raddle: the drop of an operation's error panicked");
             panics::discard(payload);
         }
@@ -306,13 +324,14 @@ impl OpError {
     }
 }
 
+/// If the cause is another operation's failure, the [root](OpError::root) appears in place of the failures between,
+/// which may be too many for the stack.
 impl fmt::Debug for OpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpError")
-            .field("name", &self.name())
-            .field("location", &format_args!("{}", self.location()))
-            .field("cause", self.cause())
-            .finish()
+        let root = self.root();
+        let mut fields = f.debug_struct("OpError");
+        fields.field("name", &self.name()).field("location", &format_args!("{}", self.location()));
+        if ptr::eq(self, root) { fields.field("cause", self.cause()) } else { fields.field("root", root) }.finish()
     }
 }
 
@@ -328,11 +347,19 @@ impl OpError {
 
 impl fmt::Display for OpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, location, cause) = (self.name(), self.location(), self.cause());
-        if name.is_empty() {
-            write!(f, "the operation pushed at {location} failed: {cause}")
-        } else {
-            write!(f, "operation `{name}` pushed at {location} failed: {cause}")
+        let mut error = self;
+        loop {
+            let (name, location) = (error.name(), error.location());
+            if name.is_empty() {
+                write!(f, "the operation pushed at {location} failed: ")?;
+            } else {
+                write!(f, "operation `{name}` pushed at {location} failed: ")?;
+            }
+            // Not left to the cause's message, since the chain may be too long for the stack.
+            match error.failure_of_another() {
+                Some(failure) => error = failure,
+                None => return write!(f, "{}", error.cause()),
+            }
         }
     }
 }
@@ -341,7 +368,8 @@ impl fmt::Display for OpError {
 /// whole chain shows each error once. [`OpError::cause`] and [`OpError::downcast_ref`] return the cause itself.
 impl Error for OpError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.error().and_then(Error::source)
+        // The same as the cause's source, which would be found by recursion along the chain of failures.
+        self.root().error().and_then(Error::source)
     }
 }
 

@@ -680,6 +680,49 @@ fn an_error_does_not_repeat_the_message_of_its_source() {
     });
 }
 
+/// Each operation's function returns the failure of the operation before, as a wait's error or as it is.
+#[test]
+fn chains_of_failures_of_any_length_can_be_shown_and_dropped() {
+    const LENGTH: usize = if cfg!(miri) { 100 } else { 100_000 };
+    let engine = engine(EngineKind::Naive, 1);
+    let mut error =
+        failure(engine.op("root").try_submit((), |()| -> Result<(), _> { Err("bad".into()) }).unwrap().wait());
+    for number in 1..LENGTH {
+        let before: raddle::BoxError = if number % 2 == 0 { WaitError::Failed(error).into() } else { error.into() };
+        let handle = engine.op("next").try_submit((), move |()| -> Result<(), _> { Err(before) }).unwrap();
+        error = failure(handle.wait());
+    }
+    let message = error.to_string();
+    assert_eq!(message.matches("operation `next` pushed at ").count(), LENGTH - 1);
+    assert!(message.ends_with(" failed: bad"), "the root is missing");
+    assert_eq!(error.cause().to_string().len() + message.split_once("failed: ").unwrap().0.len() + 8, message.len());
+    let debug = format!("{error:?}");
+    assert!(debug.contains("next") && debug.contains("root") && debug.contains("bad"), "{debug}");
+    assert!(format!("{:?}", error.cause()).contains("bad"));
+    assert!(error.source().is_none());
+    drop(error);
+}
+
+/// Only the last clone of a failure drops its cause.
+#[test]
+fn a_failure_returned_by_another_operation_drops_the_payload_once() {
+    let drops = Drops::new();
+    let payload = drops.make();
+    let engine = engine(EngineKind::Naive, 1);
+    let first =
+        failure(engine.op("first").try_submit((), move |()| -> Result<(), _> { panic_any(payload) }).unwrap().wait());
+    let inner = first.clone();
+    let second =
+        failure(engine.op("second").try_submit((), move |()| -> Result<(), _> { Err(inner.into()) }).unwrap().wait());
+    drop(first);
+    assert_eq!((drops.dropped(), second.root().name()), (0, "first"));
+    let shared = second.root().clone();
+    drop(second);
+    assert_eq!(drops.dropped(), 0);
+    drop(shared);
+    assert_eq!(drops.dropped(), 1);
+}
+
 fn assert_has_a_message<T: Debug + ToString>(error: T) {
     assert!(!error.to_string().is_empty());
     assert!(!format!("{error:?}").is_empty());
