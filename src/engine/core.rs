@@ -68,9 +68,9 @@ pub(crate) struct Core {
     pub(super) kind: EngineKind,
     /// Whether the engine has a limit on pending operations.
     pub(super) is_bounded: bool,
-    /// Whether [`push_sole`](Core::push_sole) may push to the engine: it has workers, but no GPU, no limit of its own,
-    /// no recorder and no observer, and it does not shuffle.
-    pub(crate) is_straight: bool,
+    /// Whether [`push_sole`](Core::push_sole) and [`push_few`](Core::push_few) may push to the engine: it has workers,
+    /// but no GPU, no limit of its own, no recorder and no observer, and it does not shuffle.
+    pub(super) is_straight: bool,
     pub(super) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
     pub(super) pending: PendingOps,
