@@ -45,30 +45,31 @@ impl Core {
         op: OpRef<Task>,
         ready: &mut ReadyList<Task>,
     ) -> Result<Ticket, Unfinished> {
-        self.execute_inline(op, ready)
+        self.execute_inline(op, ready, |unfinished, _| unfinished)
     }
 
-    /// Runs an operation if it is plain, in which case the caller must count it out. Otherwise, returns the operation
-    /// unfinished. This is part of a worker's main loop.
+    /// Runs an operation if it is plain, in which case the caller must count it out. Otherwise, passes the operation
+    /// unfinished to `otherwise`, and returns the result as the error. This is part of a worker's main loop.
     #[inline(always)]
-    pub(super) fn execute_inline(
+    pub(super) fn execute_inline<R>(
         self: &Arc<Self>,
         op: OpRef<Task>,
         ready: &mut ReadyList<Task>,
-    ) -> Result<Ticket, Unfinished> {
+        otherwise: impl Fn(Unfinished, &mut ReadyList<Task>) -> R,
+    ) -> Result<Ticket, R> {
         if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::CLAIMS | flag::RECORDED)
             || removed(Step::ScheduleThenNotify)
             || !self.is_sound(&op)
         {
-            return Err(Unfinished { op, called: None });
+            return Err(otherwise(Unfinished { op, called: None }, ready));
         }
         // `?` is not used: a value that might need to be dropped would cost instructions.
         match self.call(&op) {
             Ok(()) => {}
-            failed => return Err(Unfinished { op, called: Some(failed) }),
+            failed => return Err(otherwise(Unfinished { op, called: Some(failed) }, ready)),
         }
         if op.task().has(flag::SILENT | flag::REPORTS) {
-            return Err(Unfinished { op, called: Some(Ok(())) });
+            return Err(otherwise(Unfinished { op, called: Some(Ok(())) }, ready));
         }
         Ok(self.complete_plainly(op, ready))
     }

@@ -182,8 +182,10 @@ impl WorkerThread {
     pub(super) fn schedule(&self, op: OpRef<Task>) {
         match self.free_worker() {
             Some(worker) if op.task().lane == self.lane.get() => {
-                let _in_use = self.use_deque();
-                worker.push_next(op);
+                if let Err(op) = worker.put_in_slot(op) {
+                    let _in_use = self.use_deque();
+                    worker.enqueue(op);
+                }
             }
             _ => schedule(&self.core, op),
         }
@@ -193,8 +195,14 @@ impl WorkerThread {
     /// ended.
     #[inline]
     pub(super) fn next(&self) -> Option<OpRef<Task>> {
-        let _in_use = self.use_deque();
-        self.worker().and_then(Worker::next)
+        let worker = self.worker()?;
+        match worker.next_in_slot() {
+            Ok(op) => Some(op),
+            Err(slot) => {
+                let _in_use = self.use_deque();
+                worker.next_queued(slot)
+            }
+        }
     }
 }
 

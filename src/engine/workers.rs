@@ -152,17 +152,23 @@ fn run(thread: &WorkerThread, number: usize) {
 #[inline(never)]
 fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
     while let Some(op) = thread.next() {
-        match thread.core.execute_inline(op, ready) {
+        let otherwise = |unfinished, ready: &mut _| execute_otherwise(thread, unfinished, ready);
+        match thread.core.execute_inline(op, ready, otherwise) {
             Ok(ticket) if ready.is_empty() => thread.core.count_out(ticket),
             Ok(ticket) => {
-                let here = thread.core.schedule_ready(ready, |op| thread.schedule(op));
+                // A naive engine has no such thread.
+                let here = if thread.core.is_closed() {
+                    std::mem::take(ready)
+                } else {
+                    thread.core.schedule_ready(ready, |op| thread.schedule(op))
+                };
                 if here.is_empty() {
                     thread.core.count_out(ticket);
                 } else {
                     thread.core.run_here_after(here, ticket);
                 }
             }
-            Err(unfinished) => execute_otherwise(thread, unfinished, ready),
+            Err(()) => {}
         }
     }
 }
