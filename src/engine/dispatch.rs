@@ -29,6 +29,7 @@ use crate::{
         ending::Epilogue,
         no_wait,
         ready_loop::{self, ReadyLoop},
+        record::{LoopRecording, NoRecording},
         task::{Task, flag},
         worker_thread,
     },
@@ -119,7 +120,7 @@ impl Core {
     /// Dispatches the operations in `ready`, and then runs the epilogue of the operation that made them ready.
     pub(crate) fn dispatch_ready(self: &Arc<Self>, ready: &mut ReadyList<Task>, epilogue: Epilogue) {
         let here = if self.has_workers() {
-            self.schedule_ready(ready, |op| worker_thread::schedule(self, op))
+            self.schedule_ready(ready, &NoRecording, |op| worker_thread::schedule(self, op))
         } else {
             std::mem::take(ready)
         };
@@ -133,12 +134,14 @@ impl Core {
     pub(super) fn schedule_ready(
         self: &Arc<Self>,
         ready: &mut ReadyList<Task>,
+        recording: &impl LoopRecording,
         schedule: impl Fn(OpRef<Task>),
     ) -> ReadyList<Task> {
         while let Some(op) = ready.pop() {
-            if op.task().has(flag::INLINE | flag::CLAIMS | flag::RECORDED) {
+            if op.task().has(flag::INLINE | flag::CLAIMS | recording.unrecorded()) {
                 return self.schedule_rest(op, ready);
             }
+            recording.ready(&op);
             self.schedule_with(op, &schedule);
         }
         ReadyList::default()

@@ -99,6 +99,9 @@ impl Core {
         // fills the task. The iterator reports its exact length.
         let op = unsafe { OpRef::new_with(init, DEFAULT_BAND, false, access) };
         op.mark(self.mark());
+        if self.only_records {
+            self.record_plain_push(&op, name, location, &[entry]);
+        }
         let pushed = tracker::push_sole(op);
         if let Some(op) = pushed.ready {
             worker_thread::schedule(self, op);
@@ -203,6 +206,9 @@ impl Core {
         // SAFETY: the task was begun, and no other thread knows it yet. By (1) there is such a job at the address.
         unsafe { fill_job(task, job) };
         op.mark(self.mark());
+        if self.only_records {
+            self.record_plain_push(&op, name, location, entries);
+        }
         let pushed = tracker::push(op);
         if let Some(op) = pushed.ready {
             worker_thread::schedule(self, op);
