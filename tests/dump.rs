@@ -592,3 +592,43 @@ fn dumps_are_sound_while_a_thousand_threads_push_and_wait() {
         assert_eq!(engine.get(&x).unwrap(), 10 * threads);
     });
 }
+
+/// An operation with no property but a name takes a short way if it has one to four variables.
+#[test]
+fn operations_with_up_to_four_variables_are_listed_with_their_accesses_in_order() {
+    /// Returns all orders of the numbers below `count`.
+    fn orders(count: usize) -> Vec<Vec<usize>> {
+        let Some(last) = count.checked_sub(1) else { return vec![vec![]] };
+        let with_last = |order: &Vec<usize>, at| [&order[..at], &[last], &order[at..]].concat();
+        orders(last).iter().flat_map(|order| (0..count).map(|at| with_last(order, at)).collect::<Vec<_>>()).collect()
+    }
+    on_kinds(&THREADED, 1, |engine| {
+        let tokens = ["a", "b", "c", "d"].map(|name| engine.token().named(name));
+        let gate = hold(&engine, &tokens[0]);
+        let mut pushed = Vec::new();
+        for count in 1..=4 {
+            for order in orders(count) {
+                // The first half of the variables are read, and the others are mutated.
+                let (read, mutated) = order.split_at(count / 2);
+                let at = |&index: &usize| &tokens[index];
+                let name: &'static str = format!("{order:?}").leak();
+                let op = engine.op(name).reads(read.iter().map(at)).writes(mutated.iter().map(at));
+                op.push((), |()| {}).unwrap();
+                let accesses = (0..count).map(|index| (tokens[index].name().unwrap(), mutated.contains(&index)));
+                pushed.push((name, accesses.collect::<Vec<_>>()));
+            }
+        }
+        let dump = engine.dump();
+        assert_eq!((dump.ops().len(), dump.unlisted()), (1 + pushed.len(), 0), "{dump}");
+        for (name, accesses) in pushed {
+            let op = find(&dump, name);
+            let listed = op.accesses.iter().map(|access| (access.variable.as_str(), access.mode.is_write()));
+            assert_eq!(listed.collect::<Vec<_>>(), accesses, "{name}");
+        }
+        gate.open();
+        engine.wait_for_all().unwrap();
+        // One of the 33 operations is the sole mutation; of the others, those that mutate the first variable count.
+        let counts = tokens.each_ref().map(raddle::Token::version);
+        assert_eq!(counts.iter().sum::<u64>(), 1 + 1 + 2 + 6 * 2 + 24 * 2);
+    });
+}

@@ -30,7 +30,7 @@ const TARGETS: [Target; 9] = [
         floor: "24 / 41 / 58 (2 lines)",
         distance: "Each operation is ready when it is pushed, so it passes through the injector, whose line moves back \
                    and forth between the cores, and the pushing thread looks for sleepers after a fence. The rest is \
-                   the instructions of a push that is written for any number of variables.",
+                   the instructions of the push.",
     },
     Target {
         name: "chain",
@@ -63,8 +63,7 @@ const TARGETS: [Target; 9] = [
         target: 120.0,
         source: ["push_run", "ns", "raddle", "stencil, width 16"],
         floor: "45 / 50 / 72 (4 lines)",
-        distance: "A push over four variables makes 11 to 16 atomic updates, and a run up to 15. The variables are \
-                   sorted and merged at run time, although their number is known when the program is compiled.",
+        distance: "A push over four variables makes 11 to 16 atomic updates, and a run up to 15.",
     },
     Target {
         name: "prebuilt operator, chain",

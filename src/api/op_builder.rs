@@ -1,6 +1,6 @@
 //! The builder that describes and pushes an operation.
 
-use std::{future::Future, panic::Location, sync::Arc, time::Instant};
+use std::{future::Future, mem, panic::Location, sync::Arc, time::Instant};
 
 use bytemuck::Pod;
 
@@ -29,6 +29,7 @@ use crate::{
         group::Group,
         held::Share,
         limited_job::LimitedJob,
+        push,
         result_job::{self, ResultJob},
         room::WhenRoom,
         scope::Scoped,
@@ -37,7 +38,7 @@ use crate::{
     },
     error::{BoxError, device::DeviceError, op::Cause, push::PushError},
     gpu,
-    tracker::Mode,
+    tracker::{INLINE_ACCESSES, Mode},
     values::{device::Device, name::Name, property::Property},
 };
 
@@ -179,6 +180,8 @@ pub struct OpBuilder<'e> {
     spec: Spec,
     property: Property,
     device: Device,
+    /// Whether nothing but accesses and a name was declared, and the name owns no memory.
+    is_plain: bool,
     /// Whether the property, device or location was set. If so, a push takes additional steps.
     has_more: bool,
     /// The source location reported for the push. Used only with `has_more`.
@@ -198,6 +201,7 @@ impl<'e> OpBuilder<'e> {
     fn new(core: &'e Arc<Core>, name: Name) -> Self {
         Self {
             core,
+            is_plain: !name.is_shared(),
             spec: Spec::new(name),
             property: Property::Normal,
             device: Device::Cpu,
@@ -215,6 +219,7 @@ impl<'e> OpBuilder<'e> {
     /// are refused.
     pub(super) fn child(core: &'e Arc<Core>, name: Name, family: Option<&'e Family>) -> Self {
         let mut builder = Self::new(core, name);
+        builder.is_plain = false;
         builder.spec.flags |= flag::CLAIMS;
         match family {
             Some(family) => {
@@ -235,6 +240,7 @@ impl<'e> OpBuilder<'e> {
     /// Returns a builder for an operation in a group.
     pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &'e Arc<Group>) -> Self {
         let mut builder = Self::new(core, name);
+        builder.is_plain = false;
         builder.spec.flags |= flag::CLAIMS;
         builder.group = Some(group);
         builder
@@ -260,6 +266,7 @@ impl<'e> OpBuilder<'e> {
     /// # }
     /// ```
     pub fn priority(mut self, priority: i32) -> Self {
+        self.is_plain = false;
         // A clean-up operation keeps the highest priority.
         if self.spec.flags & flag::KEPT == 0 {
             self.spec.priority = priority;
@@ -282,6 +289,7 @@ impl<'e> OpBuilder<'e> {
     pub fn property(mut self, property: Property) -> Self {
         self.property = property;
         self.has_more = true;
+        self.is_plain = false;
         self
     }
 
@@ -299,6 +307,7 @@ impl<'e> OpBuilder<'e> {
     /// # }
     /// ```
     pub fn run_always(mut self) -> Self {
+        self.is_plain = false;
         self.spec.flags |= flag::NO_SKIP;
         self
     }
@@ -318,6 +327,7 @@ impl<'e> OpBuilder<'e> {
     /// # }
     /// ```
     pub fn cleanup(mut self) -> Self {
+        self.is_plain = false;
         self.spec.flags |= flag::NO_SKIP | flag::KEPT;
         self.spec.priority = i32::MAX;
         self
@@ -341,6 +351,7 @@ impl<'e> OpBuilder<'e> {
     /// # }
     /// ```
     pub fn eager(mut self) -> Self {
+        self.is_plain = false;
         self.spec.flags |= flag::EAGER;
         self
     }
@@ -366,6 +377,7 @@ impl<'e> OpBuilder<'e> {
     /// # }
     /// ```
     pub fn deadline(mut self, deadline: Instant) -> Self {
+        self.is_plain = false;
         self.spec.flags |= flag::CLAIMS;
         self.deadline = Some(deadline);
         self
@@ -403,6 +415,7 @@ impl<'e> OpBuilder<'e> {
     pub fn at(mut self, location: &'static Location<'static>) -> Self {
         self.location = Some(location);
         self.has_more = true;
+        self.is_plain = false;
         self
     }
 
@@ -456,6 +469,7 @@ impl<'e> OpBuilder<'e> {
     /// # }
     /// ```
     pub fn with_children(mut self) -> Self {
+        self.is_plain = false;
         self.spec.flags |= flag::CLAIMS | flag::PARENT;
         self
     }
@@ -529,6 +543,7 @@ impl<'e> OpBuilder<'e> {
 
     /// Lets the push proceed without checking the limits.
     fn admitted(mut self) -> Self {
+        self.is_plain = false;
         self.spec.is_admitted = true;
         self
     }
@@ -544,6 +559,7 @@ impl<'e> OpBuilder<'e> {
     pub fn on(mut self, device: Device) -> Self {
         self.device = device;
         self.has_more = true;
+        self.is_plain = false;
         self
     }
 
@@ -631,7 +647,7 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
-    #[inline]
+    #[inline(always)]
     pub fn push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
@@ -668,7 +684,7 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
-    #[inline]
+    #[inline(always)]
     pub fn try_push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
@@ -1599,8 +1615,8 @@ impl<'e> OpBuilder<'e> {
         self.finish(accesses, flag::ASYNC)
     }
 
-    /// Enqueues an operation that runs on a worker and has no handle. Inlined so that the compiler need not build the
-    /// full description of an operation pushed by `push_sole`.
+    /// Enqueues an operation that runs on a worker and has no handle. Inlined, so that the compiler does not build the
+    /// description of a plain operation in memory: it knows the number of accesses, and that no property was set.
     #[inline(always)]
     fn enqueue_worker_job<J: Job>(
         mut self,
@@ -1609,16 +1625,37 @@ impl<'e> OpBuilder<'e> {
         job: J,
     ) -> Result<(), PushError> {
         accesses.declare(&mut List(&mut self.entries));
-        if !self.has_more && self.core.allows_push_sole::<J>() {
-            if let (&[entry], Some(name)) = (self.entries.as_slice(), self.spec.plain_name()) {
-                return self.core.push_sole(name, location, entry, job);
-            }
+        debug_assert!(!self.is_plain || !self.has_more && self.spec.is_plain());
+        if self.is_plain && const { push::is_plain::<J>() } && self.entries.len() <= INLINE_ACCESSES {
+            // Dropped before the push. Otherwise, the drop would need the description in memory if the push panicked.
+            let Self { core, spec, entries, .. } = self;
+            let name = spec.name.as_static().unwrap_or_default();
+            mem::forget(spec.name);
+            return match *entries.as_slice() {
+                [a] => {
+                    drop(entries);
+                    core.push_sole(name, location, a, job)
+                }
+                [a, b] => {
+                    drop(entries);
+                    core.push_few(name, location, [a, b], job)
+                }
+                [a, b, c] => {
+                    drop(entries);
+                    core.push_few(name, location, [a, b, c], job)
+                }
+                [a, b, c, d] => {
+                    drop(entries);
+                    core.push_few(name, location, [a, b, c, d], job)
+                }
+                _ => core.push_without_accesses(name, location, job),
+            };
         }
         self.enqueue_declared(location, job)
     }
 
     /// Enqueues an operation whose accesses have been declared. Takes the builder by value: with a reference, the
-    /// caller would have to build the description in memory even if it then calls `push_sole`.
+    /// caller would have to build the description in memory even if it then calls `push_sole` or `push_few`.
     #[inline(never)]
     fn enqueue_declared(mut self, location: &'static Location<'static>, job: impl Job) -> Result<(), PushError> {
         self.enqueue(location, &(), 0, job)

@@ -34,6 +34,8 @@ struct Inner {
     /// The entries, which have passed `Core::check_and_sort`.
     entries: Box<[Entry]>,
     function: Function,
+    /// The name, if the operator is synchronous and has no property but the name, which owns no memory.
+    plain_name: Option<&'static str>,
     /// Whether the priority is fixed, because the property determines it or because the operator is a clean-up.
     fixed_priority: bool,
     /// The group and deadline of each run. Used only with `flag::CLAIMS`.
@@ -194,7 +196,9 @@ impl Operator {
             // SAFETY: the caller has a handle to each variable.
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
-        let inner = Box::new(Inner { core, spec, entries, function, fixed_priority, limits });
+        let is_plain = spec.is_plain() && matches!(function, Function::Sync(_));
+        let plain_name = if is_plain { spec.name.as_static() } else { None };
+        let inner = Box::new(Inner { core, spec, entries, function, plain_name, fixed_priority, limits });
         Self(Arc::new(Owner { inner: NonNull::from(Box::leak(inner)), tokens }))
     }
 
@@ -249,8 +253,20 @@ impl Operator {
         priority: i32,
         location: &'static Location<'static>,
     ) -> Result<(), PushError> {
-        self.check(location)?;
         let inner = self.inner();
+        if let Some(name) = inner.plain_name.filter(|_| priority == 0 && !ADMITTED) {
+            let run = Uncounted(self.0.inner);
+            let core = &inner.core;
+            let job = FnJob::new(move |call: &Call<'_>| run.get().call(call));
+            match *inner.entries {
+                [a] => return core.push_sole(name, location, a, job),
+                [a, b] => return core.push_few(name, location, [a, b], job),
+                [a, b, c] => return core.push_few(name, location, [a, b, c], job),
+                [a, b, c, d] => return core.push_few(name, location, [a, b, c, d], job),
+                _ => {}
+            }
+        }
+        self.check(location)?;
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
         // There are two kinds of jobs, since a job that owns nothing costs less to push and run.
         match self.own() {

@@ -14,7 +14,7 @@ use crate::{
     notify::pending::Ticket,
     testing::pause::{self, Point},
     trace::event::Outcome,
-    tracker::{self, Mode, Op, OpRef, ReadyList},
+    tracker::{self, Access, Mode, Op, OpRef, ReadyList},
 };
 
 impl Outcome {
@@ -33,14 +33,14 @@ impl Core {
     /// that it reports no result, and that none of its variables had failed.
     #[inline(always)]
     pub(super) fn complete_plainly(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Ticket {
-        op.each_access(|access| {
+        let ticket = op.task().ticket;
+        let count = |access: &Access<Task>| {
             if access.mode().is_write() {
-                // SAFETY: the operation holds its variables until `tracker::end`.
+                // SAFETY: the operation holds its variables until `end_with` has called this for each of them.
                 unsafe { VarCell::of(access).mutated() };
             }
-        });
-        let ticket = op.task().ticket;
-        tracker::end(op, ready);
+        };
+        tracker::end_with(op, count, ready);
         pause::at(Point::Completed);
         ticket
     }

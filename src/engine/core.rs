@@ -68,9 +68,12 @@ pub(crate) struct Core {
     pub(super) kind: EngineKind,
     /// Whether the engine has a limit on pending operations.
     pub(super) is_bounded: bool,
-    /// Whether [`push_sole`](Core::push_sole) may push to the engine: it has workers, but no GPU, no limit of its own,
-    /// no recorder and no observer, and it does not shuffle.
-    pub(crate) is_straight: bool,
+    /// Whether [`push_sole`](Core::push_sole) and [`push_few`](Core::push_few) may push to the engine: it has workers,
+    /// but no GPU, no limit of its own and no observer, and it does not shuffle.
+    pub(super) is_straight: bool,
+    /// Whether the engine records, and does nothing else with operations that engines without a recording do not do: it
+    /// has no observer and does not shuffle.
+    pub(super) only_records: bool,
     pub(super) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
     pub(super) pending: PendingOps,
@@ -122,10 +125,12 @@ impl Core {
             (None, Some(recording)) if recording.is_observed() => phase::OBSERVED,
             (None, _) => phase::OPEN,
         };
-        let is_plain = limit.is_none() && recording.is_none() && shuffler.is_none();
+        let only_records = recording.as_deref().is_some_and(Recording::only_records) && shuffler.is_none();
+        let is_plain = limit.is_none() && shuffler.is_none() && (recording.is_none() || only_records);
         let core = Self {
             kind,
             is_straight: is_plain && kind != EngineKind::Naive && gpus.is_empty(),
+            only_records,
             is_bounded: limit.is_some(),
             phase: CachePadded::new(AtomicU8::new(phase)),
             next_id: AtomicU64::new(0),

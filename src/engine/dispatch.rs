@@ -29,6 +29,7 @@ use crate::{
         ending::Epilogue,
         no_wait,
         ready_loop::{self, ReadyLoop},
+        record::{LoopRecording, NoRecording},
         task::{Task, flag},
         worker_thread,
     },
@@ -119,31 +120,48 @@ impl Core {
 
     /// Dispatches the operations in `ready`, and then runs the epilogue of the operation that made them ready.
     pub(crate) fn dispatch_ready(self: &Arc<Self>, ready: &mut ReadyList<Task>, epilogue: Epilogue) {
-        let here = self.schedule_ready(ready, |op| worker_thread::schedule(self, op));
+        let here = if self.has_workers() {
+            self.schedule_ready(ready, &NoRecording, |op| worker_thread::schedule(self, op))
+        } else {
+            std::mem::take(ready)
+        };
         self.run_here(here, epilogue);
     }
 
-    /// Schedules the operations in `ready` and returns those that must [run here](Self::run_here). Plain operations of
-    /// an engine without GPUs go through `schedule`.
+    /// Schedules the operations in `ready` on an engine that has workers, and returns those that must [run
+    /// here](Self::run_here). Plain operations of an engine without GPUs go through `schedule`, a function that is
+    /// equivalent to [`worker_thread::schedule`] on this thread.
     #[inline(always)]
     pub(super) fn schedule_ready(
         self: &Arc<Self>,
         ready: &mut ReadyList<Task>,
+        recording: &impl LoopRecording,
         schedule: impl Fn(OpRef<Task>),
     ) -> ReadyList<Task> {
-        if !ready.is_empty() && !self.has_workers() {
-            return std::mem::take(ready);
-        }
-        // Operations for other threads are scheduled first, since those that run here may take a long time.
-        let mut here = ReadyList::default();
         while let Some(op) = ready.pop() {
+            if op.task().has(flag::INLINE | flag::CLAIMS | recording.unrecorded()) {
+                return self.schedule_rest(op, ready);
+            }
+            recording.ready(&op);
+            self.schedule_with(op, &schedule);
+        }
+        ReadyList::default()
+    }
+
+    /// Continues [`schedule_ready`](Self::schedule_ready) with the operation `first` and those in `ready`.
+    #[inline(never)]
+    fn schedule_rest(self: &Arc<Self>, first: OpRef<Task>, ready: &mut ReadyList<Task>) -> ReadyList<Task> {
+        // Operations for other threads are scheduled first, since those that run here may take a long time.
+        let (mut here, mut next) = (ReadyList::default(), Some(first));
+        while let Some(op) = next {
             if !op.task().has(flag::INLINE | flag::CLAIMS | flag::RECORDED) {
-                self.schedule_with(op, &schedule);
+                self.schedule_with(op, |op| worker_thread::schedule(self, op));
             } else if op.task().has(flag::INLINE) {
                 here.push(op);
             } else {
                 self.schedule_recorded(op);
             }
+            next = ready.pop();
         }
         here
     }

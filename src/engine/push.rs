@@ -11,10 +11,12 @@
 //! 4. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation
 //!    is ready, it is [dispatched](Core::dispatch).
 //!
-//! Only step 3 depends on the function's type, so the other steps are compiled once. For the most frequent operations,
-//! a single function performs all steps instead ([`push_sole`](Core::push_sole)).
+//! Only step 3 depends on the function's type, so the other steps are compiled once. Operations with no property but a
+//! name go a shorter way, for which the number of accesses is known at compile time: with one access, a single function
+//! performs all steps ([`push_sole`](Core::push_sole)); with two to four accesses, all steps but the third are in a
+//! function for that number ([`push_few`](Core::push_few)). Both leave everything unusual to [`push`](Core::push).
 
-use std::{iter, panic::Location, ptr::NonNull, slice, sync::Arc};
+use std::{array, iter, mem::ManuallyDrop, panic::Location, ptr::NonNull, slice, sync::Arc};
 
 use crate::{
     engine::{
@@ -22,7 +24,7 @@ use crate::{
         frame, no_wait, ready_loop,
         recording::is_observing,
         spec::{Entry, Refs, Spec},
-        task::{Job, Task, flag},
+        task::{FillJob, Job, Task, flag},
         variable::VarCell,
         worker_thread,
     },
@@ -59,9 +61,8 @@ impl Core {
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, entries))
     }
 
-    /// [`push`](Self::push) for an operation with one access and no properties except a name, compiled as one function
-    /// because such operations are the most frequent. Both the engine and the job must [allow](Self::allows_push_sole)
-    /// this.
+    /// [`push`](Self::push) for an operation with one access, no properties except a name, and a job that is
+    /// [plain](is_plain), compiled as one function because such operations are the most frequent.
     #[inline(never)]
     pub(crate) fn push_sole<J: Job>(
         self: &Arc<Self>,
@@ -70,11 +71,11 @@ impl Core {
         mut entry: Entry,
         job: J,
     ) -> Result<(), PushError> {
-        debug_assert!(self.allows_push_sole::<J>());
+        debug_assert!(is_plain::<J>());
         // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
         let queue = unsafe { entry.cell.as_ref() }.queue();
-        if queue.owner() != self.tag() || queue.is_closed() {
-            return self.push_slowly(name, location, &mut entry, job);
+        if !self.is_straight || queue.owner() != self.tag() || queue.is_closed() {
+            return self.push_slowly(name, location, slice::from_mut(&mut entry), job);
         }
         queue.prefetch();
         let ticket = self.pending.enter();
@@ -85,7 +86,7 @@ impl Core {
                 // Not done in a forked child, since nothing there waits for the parent's count.
                 self.count_out(ticket);
             }
-            return self.push_slowly(name, location, &mut entry, job);
+            return self.push_slowly(name, location, slice::from_mut(&mut entry), job);
         }
         let flags = if name.is_empty() { 0 } else { flag::NAMED };
         let init = |task: *mut Task| {
@@ -99,6 +100,9 @@ impl Core {
         // fills the task. The iterator reports its exact length.
         let op = unsafe { OpRef::new_with(init, DEFAULT_BAND, false, access) };
         op.mark(self.mark());
+        if self.only_records {
+            self.record_plain_push(&op, name, location, &[entry]);
+        }
         let pushed = tracker::push_sole(op);
         if let Some(op) = pushed.ready {
             worker_thread::schedule(self, op);
@@ -106,23 +110,125 @@ impl Core {
         if pushed.rejected { Err(Rejected.into_error(&Name::from(name), location, &[entry])) } else { Ok(()) }
     }
 
-    /// Returns whether operations with jobs of this type may be pushed by [`push_sole`](Self::push_sole).
-    #[inline(always)]
-    pub(crate) fn allows_push_sole<J: Job>(&self) -> bool {
-        self.is_straight && const { !J::CLAIMS && !J::REPORTS }
+    /// [`push`](Self::push) for an operation with `N` accesses, from two to [`INLINE_ACCESSES`], no properties except a
+    /// name, and a job that is [plain](is_plain).
+    #[inline]
+    pub(crate) fn push_few<const N: usize, J: Job>(
+        self: &Arc<Self>,
+        name: &'static str,
+        location: &'static Location<'static>,
+        mut entries: [Entry; N],
+        job: J,
+    ) -> Result<(), PushError> {
+        debug_assert!(is_plain::<J>());
+        let mut job = ManuallyDrop::new(job);
+        let erased = (Task::fill_job::<J> as FillJob, (&raw mut job).cast());
+        // SAFETY: (1): the pointer is to the job, which is not used again unless the push is refused.
+        match unsafe { self.push_erased(name, location, &entries, erased) } {
+            FewPushed::Accepted => Ok(()),
+            FewPushed::Rejected => Err(Rejected.into_error(&Name::from(name), location, &entries)),
+            FewPushed::Refused => self.push_slowly(name, location, &mut entries, ManuallyDrop::into_inner(job)),
+        }
     }
 
-    /// [`push`](Self::push) for an operation that [`push_sole`](Self::push_sole) cannot push after all.
+    /// [`push`](Self::push) for an operation without accesses and properties except a name.
+    #[inline(never)]
+    pub(crate) fn push_without_accesses(
+        self: &Arc<Self>,
+        name: &'static str,
+        location: &'static Location<'static>,
+        job: impl Job,
+    ) -> Result<(), PushError> {
+        self.push(&Spec::new(Name::from(name)), location, &mut [], job)
+    }
+
+    /// [`push_few`](Self::push_few), for a job of any type. The job is a function that moves it into a task, and its
+    /// address.
+    ///
+    /// # Safety
+    /// 1. The function is [`Task::fill_job`] for the type of the job at the address. Unless this returns
+    ///    [`FewPushed::Refused`], the job has been moved, and the caller does not use it again.
+    #[inline(never)]
+    unsafe fn push_erased<const N: usize>(
+        self: &Arc<Self>,
+        name: &'static str,
+        location: &'static Location<'static>,
+        entries: &[Entry; N],
+        (fill_job, job): (FillJob, *mut ()),
+    ) -> FewPushed {
+        if !self.is_straight {
+            return FewPushed::Refused;
+        }
+        let mut ids = [0; N];
+        for (id, entry) in ids.iter_mut().zip(entries) {
+            // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
+            let queue = unsafe { entry.cell.as_ref() }.queue();
+            if queue.owner() != self.tag() || queue.is_closed() {
+                return FewPushed::Refused;
+            }
+            queue.prefetch();
+            *id = queue.id();
+        }
+        let mut places = array::from_fn(|at| at as u32);
+        if !ids.is_sorted_by(|before, id| before < id) {
+            // An access's place is the number of smaller ids. For so few accesses, counting takes fewer steps than
+            // sorting.
+            places = [0; N];
+            for later in 1..N {
+                for earlier in 0..later {
+                    if ids[earlier] == ids[later] {
+                        return FewPushed::Refused;
+                    }
+                    let is_smaller = u32::from(ids[earlier] < ids[later]);
+                    places[later] += is_smaller;
+                    places[earlier] += 1 - is_smaller;
+                }
+            }
+        }
+        let ticket = self.pending.enter();
+        // Relaxed: as in `begin_inline`.
+        let phase = self.phase.load(Relaxed);
+        if phase != phase::OPEN {
+            if phase != phase::FORKED {
+                // Not done in a forked child, since nothing there waits for the parent's count.
+                self.count_out(ticket);
+            }
+            return FewPushed::Refused;
+        }
+        let access = |at: usize| (places[at], VarCell::queue_ptr(entries[at].cell), entries[at].mode);
+        // SAFETY: the creator of the entries keeps handles to their variables until the push returns. The task is filled
+        // below. Since the ids are distinct, so are the places, which are below `N`.
+        let (op, task) = unsafe { OpRef::new_few::<N>(DEFAULT_BAND, access) };
+        let flags = if name.is_empty() { 0 } else { flag::NAMED };
+        // SAFETY: `task` points to uninitialised memory for a task in the record, and is filled below.
+        unsafe { Task::begin(task, ticket, 0, flags) };
+        // SAFETY: the task was begun, and no other thread knows it yet.
+        unsafe { Task::describe(task, Name::from(name), location) };
+        // SAFETY: the task was begun, and no other thread knows it yet. By (1) there is such a job at the address.
+        unsafe { fill_job(task, job) };
+        op.mark(self.mark());
+        if self.only_records {
+            self.record_plain_push(&op, name, location, entries);
+        }
+        let pushed = tracker::push(op);
+        if let Some(op) = pushed.ready {
+            worker_thread::schedule(self, op);
+        }
+        if pushed.rejected { FewPushed::Rejected } else { FewPushed::Accepted }
+    }
+
+    /// [`push`](Self::push) for an operation that [`push_sole`](Self::push_sole) or [`push_few`](Self::push_few) cannot
+    /// push after all.
     #[cold]
     #[inline(never)]
     fn push_slowly(
         self: &Arc<Self>,
         name: &'static str,
         location: &'static Location<'static>,
-        entry: &mut Entry,
+        entries: &mut [Entry],
         job: impl Job,
     ) -> Result<(), PushError> {
-        self.push(&Spec::new(Name::from(name)), location, slice::from_mut(entry), job)
+        self.push(&Spec::new(Name::from(name)), location, entries, job)
     }
 
     /// Pushes an operation whose entries have passed [`check_and_sort`](Self::check_and_sort).
@@ -361,6 +467,20 @@ impl Core {
         }
         if pushed.rejected { Err(Rejected) } else { Ok(()) }
     }
+}
+
+/// Returns whether jobs of this type may be pushed by [`push_sole`](Core::push_sole) and [`push_few`](Core::push_few).
+pub(crate) const fn is_plain<J: Job>() -> bool {
+    !J::CLAIMS && !J::REPORTS
+}
+
+/// The result of [`push_erased`](Core::push_erased).
+enum FewPushed {
+    Accepted,
+    /// The operation was pushed, but a variable was deleted during the push.
+    Rejected,
+    /// Nothing was done: [`push`](Core::push) must decide.
+    Refused,
 }
 
 /// The error of a push during which a variable was deleted. It has its own type because no other error can occur at

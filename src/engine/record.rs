@@ -3,7 +3,7 @@
 //! An engine with a [`Recording`] sets a flag on its operations. A run tests this flag together with the flags of
 //! operations that are not plain. On an engine without a `Recording`, the cost is little more than one test per push.
 
-use std::{collections::HashMap, io, sync::Arc, thread, time::Duration};
+use std::{collections::HashMap, io, panic::Location, sync::Arc, thread, time::Duration};
 
 use crate::{
     device::gpus::FIRST_LANE,
@@ -11,17 +11,19 @@ use crate::{
         core::Core,
         ending::FnState,
         recording::Recording,
+        spec::Entry,
         task::{Task, flag},
         variable::VarCell,
         watch,
-        worker_thread::{self, Runner},
+        worker_thread::{self, Runner, WorkerThread},
     },
     memory::epoch,
+    scheduler::DEFAULT_BAND,
     trace::{
         event::{AccessMode, AccessWord, OpId, Outcome, Place, PushHead, Short, VarId},
         history::priority_of,
         observer::{Details, ObservedAccess, ObservedOp, Observer},
-        recorder::EngineInfo,
+        recorder::{EngineInfo, Recorder},
         stats::{LaneStats, Stats, WorkerStats},
         watchdog::Watchdog,
     },
@@ -121,6 +123,29 @@ impl Core {
         }
     }
 
+    /// [`record_push`](Self::record_push) for an operation without properties except a name, on an engine that [only
+    /// records](Self::only_records).
+    #[inline(never)]
+    pub(super) fn record_plain_push<const N: usize>(
+        &self,
+        op: &OpRef<Task>,
+        name: &'static str,
+        location: &'static Location<'static>,
+        entries: &[Entry; N],
+    ) {
+        let Some(recording) = self.recording() else { return };
+        let engine = recording.engine;
+        let accesses = std::array::from_fn::<_, N, _>(|at| {
+            // SAFETY: the creator of the entries keeps handles to their variables until the push returns.
+            let queue = unsafe { entries[at].cell.as_ref() }.queue();
+            AccessWord::new(VarId::new(engine, queue.id()), entries[at].mode.into())
+        });
+        let head = PushHead { location, priority: DEFAULT_BAND, engine, lane: 0, internal: false };
+        let id = recording.recorder.push_few(&head, name, accesses);
+        // SAFETY: (1): the caller has filled the task, and pushes the operation only after this call.
+        unsafe { Task::set_recorded(op.task_ptr(), id) };
+    }
+
     /// Records that `op` is about to be pushed and assigns its number.
     #[cold]
     pub(super) fn record_push(&self, op: &OpRef<Task>) {
@@ -170,7 +195,7 @@ impl Core {
     pub(crate) fn record_start(&self, op: &Op<Task>) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
             if recording.is_kept {
-                recording.recorder.start(id, self.place(recording, op.task().lane));
+                recording.recorder.start(id, self.place(recording, op.task().lane).to_word());
             }
             self.tell(recording, op, id, |observer, op| observer.started(op));
         }
@@ -234,6 +259,12 @@ impl Core {
         }
     }
 
+    /// Returns what the main loop of `thread`, which is this thread, records of plain operations, if it records them.
+    pub(super) fn loop_recording<'r>(&'r self, thread: &'r WorkerThread) -> Option<PlainRecording<'r>> {
+        let recording = self.recording().filter(|_| self.only_records)?;
+        Some(PlainRecording { recorder: &recording.recorder, engine: recording.engine, thread })
+    }
+
     /// Returns the place where this thread runs operations of `lane`.
     #[inline]
     fn place(&self, recording: &Recording, lane: u8) -> Place {
@@ -241,6 +272,76 @@ impl Core {
             Runner::Worker(lane, worker) => Place::Worker { engine: recording.engine, lane, worker: worker as u16 },
             Runner::Device if lane >= FIRST_LANE => Place::Gpu { engine: recording.engine, lane },
             Runner::Device | Runner::Other => Place::Thread(recording.recorder.thread()),
+        }
+    }
+}
+
+/// What a worker's main loop records of plain operations.
+pub(super) trait LoopRecording {
+    /// Returns the flags of operations that this does not record although they are recorded.
+    fn unrecorded(&self) -> u16;
+    /// Records that the function of `op` is about to be called.
+    fn start(&self, op: &Op<Task>);
+    /// Records that `op` has succeeded and is ending.
+    fn end(&self, op: &Op<Task>);
+    /// Records that the last event on this thread made `op` ready.
+    fn ready(&self, op: &Op<Task>);
+}
+
+/// The [`LoopRecording`] that records nothing.
+pub(super) struct NoRecording;
+
+impl LoopRecording for NoRecording {
+    #[inline(always)]
+    fn unrecorded(&self) -> u16 {
+        flag::RECORDED
+    }
+
+    #[inline(always)]
+    fn start(&self, _: &Op<Task>) {}
+
+    #[inline(always)]
+    fn end(&self, _: &Op<Task>) {}
+
+    #[inline(always)]
+    fn ready(&self, _: &Op<Task>) {}
+}
+
+/// The [`LoopRecording`] of an engine that only records, on a thread that runs the engine's workers.
+///
+/// It does not ask whether this is a forked child, since it takes no lock: the thread has a ring from its first event
+/// on, and records the start of an operation before a function can fork.
+pub(super) struct PlainRecording<'r> {
+    recorder: &'r Recorder,
+    engine: u16,
+    thread: &'r WorkerThread,
+}
+
+impl LoopRecording for PlainRecording<'_> {
+    #[inline(always)]
+    fn unrecorded(&self) -> u16 {
+        0
+    }
+
+    #[inline(always)]
+    fn start(&self, op: &Op<Task>) {
+        if let Some(id) = op.task().op_id() {
+            // A function that has handed over its worker may have received another one.
+            self.recorder.start(id, self.thread.place(self.engine).to_word());
+        }
+    }
+
+    #[inline(always)]
+    fn end(&self, op: &Op<Task>) {
+        if let Some(id) = op.task().op_id() {
+            self.recorder.end(id, Outcome::Succeeded);
+        }
+    }
+
+    #[inline(always)]
+    fn ready(&self, op: &Op<Task>) {
+        if let Some(id) = op.task().op_id() {
+            self.recorder.note_with_last(id, Short::Ready);
         }
     }
 }

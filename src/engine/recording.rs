@@ -77,6 +77,11 @@ impl Recording {
         self.profile.iter().for_each(Profile::end);
     }
 
+    /// Whether events are recorded, and no observer is notified.
+    pub(super) fn only_records(&self) -> bool {
+        self.is_kept && !self.is_observed()
+    }
+
     pub(super) fn is_observed(&self) -> bool {
         !self.observers.is_empty()
     }

@@ -17,6 +17,7 @@ use crate::{
         frame::{self, Call, Frame, Holds},
         kin::Kin,
         no_wait::{self, NoWait},
+        record::{LoopRecording, NoRecording},
         right::Right,
         task::{Cleanup, Task, flag},
     },
@@ -46,31 +47,36 @@ impl Core {
         op: OpRef<Task>,
         ready: &mut ReadyList<Task>,
     ) -> Result<Ticket, Unfinished> {
-        self.execute_inline(op, ready)
+        self.execute_inline(op, ready, &NoRecording, |unfinished, _| unfinished)
     }
 
-    /// Runs an operation if it is plain, in which case the caller must count it out. Otherwise, returns the operation
-    /// unfinished. This is part of a worker's main loop.
+    /// Runs an operation if it is plain, in which case the caller must count it out. Otherwise, passes the operation
+    /// unfinished to `otherwise`, and returns the result as the error. Unless `recording` records it, a recorded
+    /// operation is not plain. This is part of a worker's main loop.
     #[inline(always)]
-    pub(super) fn execute_inline(
+    pub(super) fn execute_inline<R>(
         self: &Arc<Self>,
         op: OpRef<Task>,
         ready: &mut ReadyList<Task>,
-    ) -> Result<Ticket, Unfinished> {
-        if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::CLAIMS | flag::RECORDED)
+        recording: &impl LoopRecording,
+        otherwise: impl Fn(Unfinished, &mut ReadyList<Task>) -> R,
+    ) -> Result<Ticket, R> {
+        if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::CLAIMS | recording.unrecorded())
             || removed(Step::ScheduleThenNotify)
             || !self.is_sound(&op)
         {
-            return Err(Unfinished { op, called: None });
+            return Err(otherwise(Unfinished { op, called: None }, ready));
         }
+        recording.start(&op);
         // `?` is not used: a value that might need to be dropped would cost instructions.
         match self.call(&op) {
             Ok(()) => {}
-            failed => return Err(Unfinished { op, called: Some(failed) }),
+            failed => return Err(otherwise(Unfinished { op, called: Some(failed) }, ready)),
         }
         if op.task().has(flag::SILENT | flag::REPORTS) {
-            return Err(Unfinished { op, called: Some(Ok(())) });
+            return Err(otherwise(Unfinished { op, called: Some(Ok(())) }, ready));
         }
+        recording.end(&op);
         Ok(self.complete_plainly(op, ready))
     }
 

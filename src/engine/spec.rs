@@ -58,11 +58,10 @@ impl Spec {
         Self { name, priority: 0, flags, lane: 0, is_admitted: false, is_child: false, passes_closed: false }
     }
 
-    /// Returns the name if the operation has no other property and the name owns no memory.
-    #[inline]
-    pub(crate) fn plain_name(&self) -> Option<&'static str> {
-        let is_plain = self.flags & !flag::NAMED == 0 && self.lane == 0 && self.priority == 0 && !self.passes_closed;
-        if is_plain { self.name.as_static() } else { None }
+    /// Returns whether the operation has no property but a name, which owns no memory.
+    pub(crate) fn is_plain(&self) -> bool {
+        let is_plain = self.flags & !flag::NAMED == 0 && self.lane == 0 && self.priority == 0;
+        is_plain && !self.passes_closed && !self.is_admitted && !self.is_child
     }
 
     /// Returns the properties of an internal operation.

@@ -163,15 +163,9 @@ impl Task {
                 unsafe { place.as_ref() }.set_task(task);
             }
         }
-        set! {
-            task,
-            location: location,
-            body: UnsafeCell::new(MaybeUninit::uninit()),
-        }
-        // SAFETY: (1): the flags were set by `begin`.
-        if unsafe { (*task).flags } & flag::NAMED != 0 {
-            set! { task, name: MaybeUninit::new(name) }
-        }
+        // SAFETY: (1).
+        unsafe { Self::describe(task, name, location) };
+        set! { task, body: UnsafeCell::new(MaybeUninit::uninit()) }
         // SAFETY: (1): the body was written above, and no other thread uses it.
         unsafe { &(*task).body }.with_mut(|body| unsafe { InlineJob::init(body.cast(), work) });
         // SAFETY: (1): the flags were set by `begin`.
@@ -182,6 +176,35 @@ impl Task {
             // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
             unsafe { (*task).flags |= flags };
         }
+    }
+
+    /// Initialises the name and the location of a task. `name` must agree with the flags: without [`flag::NAMED`] it is
+    /// dropped, and without [`flag::OWNS_NAME`] the memory that it owns is never freed.
+    ///
+    /// # Safety
+    /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
+    #[inline]
+    pub(crate) unsafe fn describe(task: *mut Self, name: Name, location: &'static Location<'static>) {
+        set! { task, location: location }
+        // SAFETY: (1): the flags were set by `begin`.
+        if unsafe { (*task).flags } & flag::NAMED != 0 {
+            set! { task, name: MaybeUninit::new(name) }
+        }
+    }
+
+    /// Moves the job at `job` into a task. With [`describe`](Self::describe), this does what [`fill`](Self::fill) does
+    /// for a job that neither claims nor reports.
+    ///
+    /// # Safety
+    /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
+    /// 2. `job` points to a `W`, which is not used afterwards.
+    pub(crate) unsafe fn fill_job<W: Job>(task: *mut Self, job: *mut ()) {
+        debug_assert!(!W::CLAIMS && !W::REPORTS, "the job needs flags");
+        set! { task, body: UnsafeCell::new(MaybeUninit::uninit()) }
+        // SAFETY: (2).
+        let work = unsafe { job.cast::<W>().read() };
+        // SAFETY: (1): the body was written above, and no other thread uses it.
+        unsafe { &(*task).body }.with_mut(|body| unsafe { InlineJob::init(body.cast(), work) });
     }
 
     /// Records that a CPU operation no longer depends on any device. Called when the operation enters its lane.
@@ -515,6 +538,9 @@ pub(crate) trait Job: Send + 'static {
         Cleanup::default()
     }
 }
+
+/// [`Task::fill_job`] for the jobs of some type.
+pub(crate) type FillJob = unsafe fn(*mut Task, *mut ());
 
 /// The number of words in a record for the operation's job. Larger jobs are boxed.
 const WORDS: usize = 12;

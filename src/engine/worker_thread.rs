@@ -14,6 +14,7 @@ use crate::{
     sync::thread_static,
     system::{panics, topology},
     threads::pool::{BoxedWorker, Ended, disown_thread},
+    trace::event::Place,
     tracker::OpRef,
     values::kind::Placement,
 };
@@ -156,6 +157,14 @@ impl WorkerThread {
         unsafe { &*self.worker.as_ptr() }.as_deref()
     }
 
+    /// Returns the place of the thread's worker in the traces of the engine with this number. The thread must have a
+    /// worker.
+    #[inline]
+    pub(super) fn place(&self, engine: u16) -> Place {
+        let worker = self.worker().map_or(0, |worker| worker.index() as u16);
+        Place::Worker { engine, lane: self.lane.get(), worker }
+    }
+
     /// Prevents code running inside a call to the worker's deque from using the worker.
     #[inline]
     fn use_deque(&self) -> DequeInUse<'_> {
@@ -178,12 +187,14 @@ impl WorkerThread {
     }
 
     /// [`schedule`] for a thread that is between two operations.
-    #[inline]
+    #[inline(always)]
     pub(super) fn schedule(&self, op: OpRef<Task>) {
         match self.free_worker() {
             Some(worker) if op.task().lane == self.lane.get() => {
-                let _in_use = self.use_deque();
-                worker.push_next(op);
+                if let Err(op) = worker.put_in_slot(op) {
+                    let _in_use = self.use_deque();
+                    worker.enqueue(op);
+                }
             }
             _ => schedule(&self.core, op),
         }
@@ -193,8 +204,14 @@ impl WorkerThread {
     /// ended.
     #[inline]
     pub(super) fn next(&self) -> Option<OpRef<Task>> {
-        let _in_use = self.use_deque();
-        self.worker().and_then(Worker::next)
+        let worker = self.worker()?;
+        match worker.next_in_slot() {
+            Ok(op) => Some(op),
+            Err(slot) => {
+                let _in_use = self.use_deque();
+                worker.next_queued(slot)
+            }
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
         core::Core,
         ending::{Epilogue, Unfinished},
         frame,
+        record::{LoopRecording, NoRecording},
         task::{Task, flag},
         worker_thread::{Duty, WorkerThread, share_slot},
     },
@@ -128,7 +129,10 @@ fn run(thread: &WorkerThread, number: usize) {
         // the operations queued here to be lost.
         let result = panics::catch(|| {
             thread.core.dispatch_ready(&mut ready, Epilogue::Nothing);
-            run_operations(thread, &mut ready);
+            match thread.core.loop_recording(thread) {
+                Some(recording) => run_operations(thread, &mut ready, &recording),
+                None => run_operations(thread, &mut ready, &NoRecording),
+            }
         });
         let Err(payload) = result else { return };
         // Other threads must find the operations left here, since the payload's drop and the logger may wait for them.
@@ -150,19 +154,25 @@ fn run(thread: &WorkerThread, number: usize) {
 ///
 /// This is a separate function so that the loop does not share registers with code that runs only once.
 #[inline(never)]
-fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
+fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>, recording: &impl LoopRecording) {
     while let Some(op) = thread.next() {
-        match thread.core.execute_inline(op, ready) {
+        let otherwise = |unfinished, ready: &mut _| execute_otherwise(thread, unfinished, ready);
+        match thread.core.execute_inline(op, ready, recording, otherwise) {
             Ok(ticket) if ready.is_empty() => thread.core.count_out(ticket),
             Ok(ticket) => {
-                let here = thread.core.schedule_ready(ready, |op| thread.schedule(op));
+                // A naive engine has no such thread.
+                let here = if thread.core.is_closed() {
+                    std::mem::take(ready)
+                } else {
+                    thread.core.schedule_ready(ready, recording, |op| thread.schedule(op))
+                };
                 if here.is_empty() {
                     thread.core.count_out(ticket);
                 } else {
                     thread.core.run_here_after(here, ticket);
                 }
             }
-            Err(unfinished) => execute_otherwise(thread, unfinished, ready),
+            Err(()) => {}
         }
     }
 }

@@ -14,7 +14,7 @@ pub use model::{Flavour, Guard, pin};
 
 #[cfg(not(raddle_shuttle))]
 pub(crate) use crossbeam_epoch::Atomic;
-pub(crate) use crossbeam_epoch::Shared;
+pub(crate) use crossbeam_epoch::{Pointer, Shared};
 #[cfg(raddle_shuttle)]
 pub(crate) use model::Atomic;
 

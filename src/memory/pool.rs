@@ -44,7 +44,7 @@ pub(crate) unsafe trait Record: Sized {
 
 /// Allocates an uninitialised record.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-#[inline]
+#[inline(always)]
 pub(crate) fn allocate<R: Record>() -> NonNull<R> {
     if fits::<R>() {
         records::take().cast()

@@ -26,7 +26,7 @@
 //! the stack, and each record shortly before using it.
 
 use std::{
-    cell::RefCell,
+    cell::Cell,
     mem::MaybeUninit,
     ptr::{NonNull, null_mut},
 };
@@ -152,32 +152,37 @@ impl Node for List {
     }
 }
 
-/// A thread's cache of records.
+/// A thread's cache of records. This type has no drop glue, so an access to the thread-local needs no check.
 struct Cache {
     /// The list from which records are taken, or null.
-    free: *mut List,
-    /// The number of records left on `free`, not counting the one that stores the list.
-    free_len: usize,
+    free: Cell<*mut List>,
+    /// The number of records left on `free`, not counting the one that stores the list. Zero if there is no list.
+    free_len: Cell<usize>,
     /// The list of the thread's retired records, or null.
-    retired: *mut List,
+    retired: Cell<*mut List>,
     /// The number of records on `retired`, or `CAPACITY` if there is no list.
-    retired_len: usize,
+    retired_len: Cell<usize>,
     /// The number of batches in the thread's crossbeam-epoch bag.
-    bag_len: usize,
+    bag_len: Cell<usize>,
 }
 
 impl Cache {
-    const EMPTY: Self = Self { free: null_mut(), free_len: 0, retired: null_mut(), retired_len: CAPACITY, bag_len: 0 };
+    const fn new() -> Self {
+        Self {
+            free: Cell::new(null_mut()),
+            free_len: Cell::new(0),
+            retired: Cell::new(null_mut()),
+            retired_len: Cell::new(CAPACITY),
+            bag_len: Cell::new(0),
+        }
+    }
 
     #[inline]
-    fn take(&mut self) -> Option<Record> {
-        let list = NonNull::new(self.free)?;
-        let Some(len) = self.free_len.checked_sub(1) else {
-            // The last record is the list itself.
-            self.free = null_mut();
-            return Some(list);
-        };
-        self.free_len = len;
+    fn take(&self) -> Option<Record> {
+        let Some(len) = self.free_len.get().checked_sub(1) else { return self.take_list() };
+        // SAFETY: the list is not null, since `free_len` is above zero.
+        let list = unsafe { NonNull::new_unchecked(self.free.get()) };
+        self.free_len.set(len);
         if len > 0 {
             // SAFETY: the thread owns the list, whose first `free_len` slots are set.
             prefetch(unsafe { List::get(list, len - 1) });
@@ -186,36 +191,63 @@ impl Cache {
         Some(unsafe { List::get(list, len) })
     }
 
+    /// Takes the list itself, the last record, if there is one.
+    #[cold]
+    fn take_list(&self) -> Option<Record> {
+        let list = NonNull::new(self.free.get());
+        self.free.set(null_mut());
+        list
+    }
+
     /// Makes `list`, which has `len` records, the list from which records are taken. The cache must not already have
     /// one.
-    fn open(&mut self, list: Record, len: usize) {
-        debug_assert!(self.free.is_null(), "a retired closure has filled the cache");
-        (self.free, self.free_len) = (list.as_ptr(), len);
+    fn open(&self, list: Record, len: usize) {
+        debug_assert!(self.free.get().is_null(), "a retired closure has filled the cache");
+        self.free.set(list.as_ptr());
+        self.free_len.set(len);
     }
 
     /// Adds `record` to the list of retired records. Returns `false` if the list is full or there is none.
     #[inline]
-    fn put_back(&mut self, record: Record) -> bool {
-        let len = self.retired_len;
+    fn put_back(&self, record: Record) -> bool {
+        let len = self.retired_len.get();
         if len == CAPACITY {
             return false;
         }
         // SAFETY: the list is not null, since `retired_len` is below `CAPACITY`.
-        let list = unsafe { NonNull::new_unchecked(self.retired) };
+        let list = unsafe { NonNull::new_unchecked(self.retired.get()) };
         // SAFETY: the thread owns the list, and `len` is below `CAPACITY`.
         unsafe { List::set(list, len, record) };
-        self.retired_len = len + 1;
+        self.retired_len.set(len + 1);
         true
     }
 
     /// Begins a list of retired records in `list`, which is free. If there was a list before, it is full, and is
     /// returned along with whether the thread's bag must be flushed once that list has been retired.
-    fn begin(&mut self, list: Record) -> Option<(Record, Flush)> {
-        debug_assert!(self.retired_len == CAPACITY, "a retired closure has begun a list");
-        self.retired_len = 0;
-        let full = NonNull::new(std::mem::replace(&mut self.retired, list.as_ptr()))?;
-        self.bag_len = (self.bag_len + 1) % BATCHES_PER_BAG;
-        Some((full, if self.bag_len == 0 { Flush::Yes } else { Flush::No }))
+    fn begin(&self, list: Record) -> Option<(Record, Flush)> {
+        debug_assert!(self.retired_len.get() == CAPACITY, "a retired closure has begun a list");
+        self.retired_len.set(0);
+        let full = NonNull::new(self.retired.replace(list.as_ptr()))?;
+        self.bag_len.set((self.bag_len.get() + 1) % BATCHES_PER_BAG);
+        Some((full, if self.bag_len.get() == 0 { Flush::Yes } else { Flush::No }))
+    }
+
+    /// Empties the cache. Returns its lists, and how many records they have.
+    fn clear(&self) -> [(*mut List, usize); 2] {
+        self.bag_len.set(0);
+        [
+            (self.free.replace(null_mut()), self.free_len.replace(0)),
+            (self.retired.replace(null_mut()), self.retired_len.replace(CAPACITY)),
+        ]
+    }
+
+    /// Frees all records in the cache of a thread that is ending, once the epoch has passed.
+    fn end(&self) {
+        for (list, len) in self.clear() {
+            if let Some(list) = NonNull::new(list) {
+                free_later(list, len);
+            }
+        }
     }
 }
 
@@ -225,26 +257,34 @@ enum Flush {
     No,
 }
 
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-impl Drop for Cache {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-impl Cache {
-    /// Frees all records in the cache of a thread that is ending, once the epoch has passed.
-    fn end(&mut self) {
-        for (list, len) in [(&mut self.free, self.free_len), (&mut self.retired, self.retired_len)] {
-            if let Some(list) = NonNull::new(std::mem::replace(list, null_mut())) {
-                free_later(list, len);
-            }
-        }
-    }
-}
-
 thread_static! {
-    static CACHE: RefCell<Cache> = RefCell::new(Cache::EMPTY)
+    static CACHE: Cache = Cache::new()
+}
+
+/// Empties the thread's cache when the thread ends.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+struct Owner;
+
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+impl Drop for Owner {
+    fn drop(&mut self) {
+        CACHE.with(Cache::end);
+    }
+}
+
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+std::thread_local!(static OWNER: Owner = const { Owner });
+
+/// Returns whether the thread may keep lists in its cache, which is so until the thread is ending.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+fn may_keep() -> bool {
+    OWNER.try_with(|_| ()).is_ok()
+}
+
+/// Returns `true`: the threads of models end with [`PooledRecord::end_thread`].
+#[cfg(any(raddle_loom, raddle_shuttle))]
+fn may_keep() -> bool {
+    true
 }
 
 /// The state shared by all threads.
@@ -300,19 +340,15 @@ pub(super) fn free(record: Record) {
 }
 
 /// Takes a free record from the thread's cache, from the stack of batches, or from the heap.
-#[inline]
+#[inline(always)]
 pub(super) fn take() -> Record {
-    // A thread that is ending may have no cache any more.
-    match CACHE.try_with(|cache| cache.borrow_mut().take()) {
-        Ok(Some(record)) => record,
-        _ => refill(),
-    }
+    CACHE.with(Cache::take).unwrap_or_else(refill)
 }
 
 #[cold]
 fn refill() -> Record {
-    // The cache is not borrowed here, since the pop pins the thread, and a pin may run retired closures. No such
-    // closure adds to the cache, so the cache is still empty afterwards.
+    // The pop pins the thread, and a pin may run retired closures. No such closure adds to the cache, so the cache is
+    // still empty afterwards.
     let Some(list) = DEPOT.batches.pop() else {
         return new();
     };
@@ -325,8 +361,9 @@ fn refill() -> Record {
     // SAFETY: a list on the stack is full, and this thread owns it now.
     let record = unsafe { List::get(list, CAPACITY - 1) };
     let left = CAPACITY - 1;
-    // A thread that is ending may have no cache any more.
-    if CACHE.try_with(|cache| cache.borrow_mut().open(list, left)).is_err() {
+    if may_keep() {
+        CACHE.with(|cache| cache.open(list, left));
+    } else {
         free_later(list, left);
     }
     record
@@ -335,20 +372,20 @@ fn refill() -> Record {
 /// Makes `record`, owned by the caller, available for reuse once no pinned thread can use it.
 #[inline]
 pub(super) fn put_back(record: Record) {
-    match CACHE.try_with(|cache| cache.borrow_mut().put_back(record)) {
-        Ok(true) => {}
-        Ok(false) => put_on_next(record),
-        Err(_) => retire_late(record),
+    if !CACHE.with(|cache| cache.put_back(record)) {
+        put_on_next(record);
     }
 }
 
 /// Begins another list, puts `record` on it, and retires the full list, if there is one.
 #[cold]
 fn put_on_next(record: Record) {
-    // Taken while the cache is not borrowed: see `refill`.
+    if !may_keep() {
+        return retire_late(record);
+    }
+    // Taken before the list is begun: see `refill`.
     let (list, record) = if removed(Step::ListsAreFree) { (record, take()) } else { (take(), record) };
     let full = CACHE.with(|cache| {
-        let mut cache = cache.borrow_mut();
         let full = cache.begin(list);
         let put = cache.put_back(record);
         debug_assert!(put, "a list has no room although it was begun");
@@ -372,7 +409,7 @@ fn retire(full: Record, flush: &Flush) {
     }
 }
 
-/// Retires a record on a thread that is ending and no longer has a cache.
+/// Retires a record on a thread that is ending.
 #[cold]
 fn retire_late(record: Record) {
     // SAFETY: the closure owns the record, which is plain memory.
@@ -412,7 +449,7 @@ fn free_all(list: Record, len: usize) {
 #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn leave() {
-    let _ = CACHE.try_with(|cache| std::mem::forget(cache.replace(Cache::EMPTY)));
+    let _ = CACHE.with(Cache::clear);
     // Relaxed: the child has one thread.
     DEPOT.batches.head.store(null_mut(), Relaxed);
     DEPOT.kept.store(0, Relaxed);
@@ -501,7 +538,7 @@ mod model {
 
         /// Ends the thread's cache, as the end of the thread does.
         pub fn end_thread() {
-            CACHE.with(|cache| cache.replace(Cache::EMPTY)).end();
+            CACHE.with(Cache::end);
         }
     }
 }

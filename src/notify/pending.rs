@@ -306,7 +306,7 @@ impl PendingOps {
 
     /// Counts an operation in and returns its ticket. Afterwards, everything that happened before the operation's
     /// generation was opened is visible.
-    #[inline]
+    #[inline(always)]
     pub fn enter(&self) -> Ticket {
         let shard = &self.shards[self.shard()];
         loop {

@@ -160,14 +160,26 @@ impl<T> Worker<T> {
     /// [shares](Self::share_slot) its slot.
     #[inline]
     pub fn push_next(&self, op: OpRef<T>) {
+        if let Err(op) = self.put_in_slot(op) {
+            self.enqueue(op);
+        }
+    }
+
+    /// The first part of [`push_next`](Self::push_next), which does not use the deque. Returns the operation if it does
+    /// not go into the slot; the caller must then [enqueue](Self::enqueue) it.
+    #[inline]
+    pub fn put_in_slot(&self, op: OpRef<T>) -> Result<(), OpRef<T>> {
         if self.lane.injector().highest().is_some_and(|highest| highest > op.band) {
-            return self.enqueue(op);
+            return Err(op);
         }
         match self.slot.take() {
-            None => self.slot.set(Some(op)),
+            None => {
+                self.slot.set(Some(op));
+                Ok(())
+            }
             first => {
                 self.slot.set(first);
-                self.enqueue(op);
+                Err(op)
             }
         }
     }
@@ -190,7 +202,7 @@ impl<T> Worker<T> {
     /// Pushes an operation into the deque, or into the injector if the deque is full or the band is not the default. If
     /// the operation goes into the deque, the caller must [notify](Self::notify) others.
     #[inline(never)]
-    fn enqueue(&self, op: OpRef<T>) {
+    pub fn enqueue(&self, op: OpRef<T>) {
         if op.band == DEFAULT_BAND && self.deque.len() < DEQUE_CAPACITY {
             self.deque.push(op);
             self.unnotified.set(true);
@@ -273,7 +285,36 @@ impl<T> Worker<T> {
     /// [recalled](Lane::recall), even if the recall has since been undone.
     #[inline]
     pub fn next(&self) -> Option<OpRef<T>> {
-        match self.find() {
+        match self.next_in_slot() {
+            Ok(op) => Some(op),
+            Err(slot) => self.next_queued(slot),
+        }
+    }
+
+    /// The first part of [`next`](Self::next), which does not use the deque: returns the operation in the slot if it is
+    /// the next one. Otherwise, the caller must continue with [`next_queued`](Self::next_queued), to which it passes the
+    /// error.
+    #[inline]
+    pub fn next_in_slot(&self) -> Result<OpRef<T>, Option<OpRef<T>>> {
+        self.notify();
+        self.lane.sleep().count_find(self.index);
+        let slot = self.slot.take();
+        let is_next = |op: &OpRef<T>| {
+            self.budget.get() > 0 && self.lane.injector().highest().is_none_or(|highest| highest <= op.band)
+        };
+        match slot {
+            Some(op) if is_next(&op) => {
+                self.budget.set(self.budget.get() - 1);
+                Ok(op)
+            }
+            slot => Err(slot),
+        }
+    }
+
+    /// The second part of [`next`](Self::next).
+    #[inline]
+    pub fn next_queued(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
+        match self.find_queued(slot) {
             Some(op) => Some(op),
             None => self.search(),
         }
@@ -283,17 +324,10 @@ impl<T> Worker<T> {
     /// highest non-empty band, in which equals take turns.
     #[inline]
     fn find(&self) -> Option<OpRef<T>> {
-        self.notify();
-        self.lane.sleep().count_find(self.index);
-        let slot = self.slot.take();
-        let is_next = |op: &OpRef<T>| {
-            self.budget.get() > 0 && self.lane.injector().highest().is_none_or(|highest| highest <= op.band)
-        };
-        if slot.as_ref().is_some_and(is_next) {
-            self.budget.set(self.budget.get() - 1);
-            return slot;
+        match self.next_in_slot() {
+            Ok(op) => Some(op),
+            Err(slot) => self.find_queued(slot),
         }
-        self.find_queued(slot)
     }
 
     /// Continues [`find`](Self::find), which has not returned the operation in the slot. The next operation is then

@@ -31,7 +31,7 @@ points! {
         PushReadTail,
         /// `insert`: the word of the access at the tail is read; no access is linked behind it.
         PushReadWord,
-        /// `insert`: no operation is in the way; `registered` and `closed` are read.
+        /// `insert`: no operation is in the way; `unregistered` and `closed` are read.
         PushReadRegistered,
         /// `insert`: before the CAS that links the access.
         PushBeforeLink,
@@ -41,11 +41,11 @@ points! {
         PushBeforeSwing,
         /// `insert`: before the predecessor is retired, if this link has spent it.
         PushBeforeRetire,
-        /// `finish_push`, `finish_sole_push`: all accesses are in their queues; `registered` may not reflect this yet.
+        /// `end_push`, `finish_sole_push`: all accesses are in their queues; `unregistered` may not reflect this yet.
         PushBeforeRegistered,
-        /// `finish_push`: all accesses are registered; deferred flags are not adopted yet.
+        /// `end_push`: all accesses are registered; deferred flags are not adopted yet.
         PushBeforeHints,
-        /// `finish_push`, `finish_sole_push`: before the last decrement of `wait`, if there is one.
+        /// `end_push`, `finish_sole_push`: before the last decrement of `wait`, if there is one.
         PushBeforeDecrement,
         /// `finish_push`, `push_sole`: after the last decrement. The pusher owns the operation if the operation is
         /// ready.

@@ -4,13 +4,15 @@
 //!
 //! | event | slots | words, four in each slot |
 //! |---|---|---|
-//! | a push without a name, of at most one access | 1 | head, operation, location, the access |
+//! | a brief push, of at most one access | 1 | head, operation, location, the access |
+//! | a brief push, of two to five accesses | 2 | head, operation, location, an access; the other accesses |
 //! | any other push | 2 or more | head, time, operation, location; two words of the name, the first two accesses; in each further slot, four accesses |
 //! | a call that ended its operation | 1 | head, time of the end, operation, time of the start |
 //! | any other | 1 | head, time, operation, data specific to the kind |
 //!
-//! The head holds the kind in its lowest byte and data specific to the kind above it. That of a push in one slot holds
-//! the time as a distance from the time in the operation's number.
+//! The head holds the kind in its lowest byte and data specific to the kind above it. That of a *brief* push, whose
+//! operation has no name, no property and at most five accesses, holds the time as a distance from the time in the
+//! operation's number.
 
 use std::{fmt, panic::Location};
 
@@ -110,23 +112,27 @@ pub enum Place {
     Thread(u16),
 }
 
+/// A [`Place`], packed into a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlaceWord(pub(super) u64);
+
 /// A place takes 42 bits of its word.
 const ON_WORKER: u64 = 1 << 40;
 const ON_GPU: u64 = 1 << 41;
 
 impl Place {
     #[inline]
-    pub(super) fn to_word(self) -> u64 {
-        match self {
+    pub(crate) fn to_word(self) -> PlaceWord {
+        PlaceWord(match self {
             Self::Worker { engine, lane, worker } => {
                 ON_WORKER | u64::from(engine) << 24 | u64::from(lane) << 16 | u64::from(worker)
             }
             Self::Gpu { engine, lane } => ON_GPU | u64::from(engine) << 24 | u64::from(lane) << 16,
             Self::Thread(thread) => u64::from(thread),
-        }
+        })
     }
 
-    pub(super) fn from_word(word: u64) -> Self {
+    pub(super) fn from_word(PlaceWord(word): PlaceWord) -> Self {
         let (engine, lane, low) = ((word >> 24) as u16, (word >> 16) as u8, word as u16);
         if word & ON_WORKER != 0 {
             Self::Worker { engine, lane, worker: low }
@@ -222,9 +228,11 @@ pub(crate) enum Short {
     GoesOn(Place),
 }
 
-/// The position, in the head of a push in one slot, of the lowest bit of its time; the bit below is the number of
-/// accesses.
-const DISTANCE_AT: u32 = COUNT_AT + 1;
+/// The position, in the head of a brief push, of the lowest bit of its time; the bits below are the number of accesses.
+const DISTANCE_AT: u32 = COUNT_AT + 3;
+
+/// The maximum number of accesses of a brief push.
+pub(super) const BRIEF_ACCESSES: usize = 5;
 
 /// The position, in the head of a [`What::Ran`], of the lowest bit of the place.
 const PLACE_AT: u32 = 16;
@@ -253,37 +261,45 @@ mod kind {
 pub(super) fn short(ticks: u64, op: OpId, event: Short) -> Slot {
     let (kind, word) = match event {
         Short::Ready => (kind::READY, 0),
-        Short::Started(place) => (kind::STARTED, place.to_word()),
+        Short::Started(place) => (kind::STARTED, place.to_word().0),
         Short::Returned => (kind::RETURNED, 0),
         Short::Ended(outcome) => (kind::ENDED, outcome as u64),
         Short::EndedEarly(outcome) => (kind::ENDED_EARLY, outcome as u64),
         Short::Waits => (kind::WAITS, 0),
-        Short::GoesOn(place) => (kind::GOES_ON, place.to_word()),
+        Short::GoesOn(place) => (kind::GOES_ON, place.to_word().0),
     };
     [u64::from(kind), ticks, op.0, word]
 }
 
-/// Returns the slot of a call that ended its operation. `place` is the word of a place.
+/// Returns the slot of a call that ended its operation.
 #[inline]
-pub(super) fn ran(ticks: u64, op: OpId, outcome: Outcome, from: u64, place: u64) -> Slot {
-    [u64::from(kind::RAN) | (outcome as u64) << 8 | place << PLACE_AT, ticks, op.0, from]
+pub(super) fn ran(ticks: u64, op: OpId, outcome: Outcome, from: u64, place: PlaceWord) -> Slot {
+    [u64::from(kind::RAN) | (outcome as u64) << 8 | place.0 << PLACE_AT, ticks, op.0, from]
 }
 
-/// Returns the slot of a push without a name, if one slot suffices. `op_ticks` is the time in the operation's number.
-#[inline]
-pub(super) fn brief_push(
+/// Returns the slots of a brief push, if `name` and the accesses fit into two slots, and the time into the first. The
+/// second slot is not needed without a name and with at most one access. `op_ticks` is the time in the operation's
+/// number.
+#[inline(always)]
+pub(super) fn brief_push<const N: usize>(
     ticks: u64,
     (op, op_ticks): (OpId, u64),
     head: &PushHead,
-    accesses: &mut impl ExactSizeIterator<Item = AccessWord>,
-) -> Option<Slot> {
-    let (count, distance) = (accesses.len(), ticks.wrapping_sub(op_ticks) as i64);
-    let fits = distance << DISTANCE_AT >> DISTANCE_AT == distance;
-    if count > 1 || !fits {
-        return None;
+    name: &'static str,
+    accesses: &[AccessWord; N],
+) -> Option<(Slot, Slot)> {
+    let word = |at: usize| accesses.get(at).map_or(0, |word| word.0);
+    let location = address_of(head.location);
+    if !name.is_empty() {
+        // This is the ordinary form of a push.
+        let packed = head.packed(kind::PUSHED) | (N as u64) << COUNT_AT;
+        let [start, len] = [name.as_ptr() as u64, name.len() as u64];
+        return (N <= 2).then_some(([packed, ticks, op.0, location], [start, len, word(0), word(1)]));
     }
-    let packed = head.packed(kind::PUSHED_BRIEFLY) | (count as u64) << COUNT_AT | (distance as u64) << DISTANCE_AT;
-    Some([packed, op.0, address_of(head.location), accesses.next().map_or(0, |word| word.0)])
+    let distance = ticks.wrapping_sub(op_ticks) as i64;
+    let fits = distance << DISTANCE_AT >> DISTANCE_AT == distance;
+    let packed = head.packed(kind::PUSHED_BRIEFLY) | (N as u64) << COUNT_AT | (distance as u64) << DISTANCE_AT;
+    (N <= BRIEF_ACCESSES && fits).then_some(([packed, op.0, location, word(0)], [word(1), word(2), word(3), word(4)]))
 }
 
 fn address_of(location: &'static Location<'static>) -> u64 {
@@ -307,6 +323,11 @@ pub(super) fn slots_of_push(accesses: usize) -> usize {
     2 + accesses.saturating_sub(2).div_ceil(4)
 }
 
+#[inline]
+fn next_word(accesses: &mut impl Iterator<Item = AccessWord>) -> u64 {
+    accesses.next().map_or(0, |word| word.0)
+}
+
 /// Returns the slots of a push. The words own the name until [`read`] turns them back into a name.
 #[inline]
 pub(super) fn push(
@@ -319,9 +340,9 @@ pub(super) fn push(
     let count = accesses.len();
     let packed = head.packed(kind::PUSHED) | (count as u64) << COUNT_AT;
     let first = [packed, ticks, op.0, address_of(head.location)];
-    let mut next = move || accesses.next().map_or(0, |word| word.0);
     let [start, len] = name.into_words();
-    let second = [start as u64, len as u64, next(), next()];
+    let second = [start as u64, len as u64, next_word(&mut accesses), next_word(&mut accesses)];
+    let mut next = move || next_word(&mut accesses);
     let more = (2..slots_of_push(count)).map(move |_| [next(), next(), next(), next()]);
     [first, second].into_iter().chain(more)
 }
@@ -340,21 +361,23 @@ pub(super) unsafe fn read(mut next: impl FnMut() -> Option<Slot>, ticks_of: impl
     };
     let what = match head as u8 {
         kind::READY => What::Ready,
-        kind::STARTED => What::Started(Place::from_word(word)),
+        kind::STARTED => What::Started(Place::from_word(PlaceWord(word))),
         kind::RETURNED => What::Returned,
         kind::ENDED => What::Ended(outcome(word)),
         kind::ENDED_EARLY => What::EndedEarly(outcome(word)),
         kind::WAITS => What::Waits,
-        kind::GOES_ON => What::GoesOn(Place::from_word(word)),
+        kind::GOES_ON => What::GoesOn(Place::from_word(PlaceWord(word))),
         kind::RAN => {
-            let place = Place::from_word(head >> PLACE_AT);
+            let place = Place::from_word(PlaceWord(head >> PLACE_AT));
             What::Ran { place, from: word, outcome: outcome(head >> 8 & 0xff) }
         }
         kind::PUSHED_BRIEFLY => {
             let [_, op, location, access] = slot;
             let op = OpId(op);
             let ticks = ticks_of(op).wrapping_add_signed(head as i64 >> DISTANCE_AT);
-            let accesses = [access].into_iter().take((head >> COUNT_AT & 1) as usize);
+            let count = (head >> COUNT_AT) as usize & ((1 << (DISTANCE_AT - COUNT_AT)) - 1);
+            let more = if count > 1 { next()? } else { [0; 4] };
+            let accesses = [access].into_iter().chain(more).take(count);
             // SAFETY: by (1), `brief_push` has stored the address of a static location.
             let pushed = unsafe { Pushed::read(head, location, Name::EMPTY, accesses) };
             return Some(Event { ticks, op, what: What::Pushed(Box::new(pushed)) });
@@ -422,22 +445,6 @@ mod tests {
                 let words = accesses.iter().map(|&(variable, mode)| AccessWord::new(variable, mode));
                 let mut slots: Vec<Slot> = push(123, OpId(u64::MAX), &head, name.clone(), words).collect();
                 assert_eq!(slots.len(), slots_of_push(accesses.len()));
-                if name.is_empty() {
-                    // Before, at and after the time in the number, and too far from it for one slot.
-                    for (ticks, fits) in [(4_000, true), (5_000, true), (5_015, true), (5_000 + (1 << 21), false)] {
-                        let mut words = accesses.iter().map(|&(variable, mode)| AccessWord::new(variable, mode));
-                        let slot = brief_push(ticks, (OpId(77), 5_000), &head, &mut words);
-                        assert_eq!(slot.is_some(), fits && count < 2);
-                        let Some(slot) = slot else { continue };
-                        // SAFETY: (1): it is the slot of a push.
-                        let event = unsafe { read(|| Some(slot), |_| 5_000) }.expect("there should be an event");
-                        assert_eq!((event.ticks, event.op), (ticks, OpId(77)));
-                        let What::Pushed(pushed) = event.what else { panic!("not a push: {event:?}") };
-                        assert_eq!((pushed.name, pushed.location), (Name::EMPTY, head.location));
-                        assert_eq!((pushed.priority, pushed.engine, pushed.lane), (33, 500, 9));
-                        assert_eq!((pushed.internal, pushed.accesses), (head.internal, accesses.clone()));
-                    }
-                }
                 slots.push(short(124, OpId(1), Short::Ready));
                 let mut slots = slots.into_iter();
                 // SAFETY: (1): they are the slots of a push and of another event.
@@ -452,6 +459,48 @@ mod tests {
                 assert!(matches!(event.what, What::Ready) && slots.next().is_none());
             }
         }
+    }
+
+    /// Checks a brief push, or that there is none.
+    fn check_brief<const N: usize>(name: &'static str, distance: i64, is_brief: bool) {
+        let ticks = 5_000_u64.wrapping_add_signed(distance);
+        let modes = [AccessMode::Read, AccessMode::Write, AccessMode::Overwrite];
+        let accesses: [_; N] = std::array::from_fn(|at| (VarId::new(7, at as u64 + 1), modes[at % 3]));
+        let words = accesses.map(|(variable, mode)| AccessWord::new(variable, mode));
+        let head = PushHead { location: Location::caller(), priority: 33, engine: 500, lane: 9, internal: N % 2 == 0 };
+        let slots = brief_push(ticks, (OpId(77), 5_000), &head, name, &words);
+        assert_eq!(slots.is_some(), is_brief, "{N} accesses, `{name}`, {distance}");
+        let Some((first, second)) = slots else { return };
+        let count = if name.is_empty() && N <= 1 { 1 } else { 2 };
+        let mut slots = [first, second].into_iter().take(count);
+        // SAFETY: (1): they are the slots of a push.
+        let event = unsafe { read(|| slots.next(), |_| 5_000) }.expect("an event");
+        assert!(slots.next().is_none(), "a slot was not read");
+        assert_eq!((event.ticks, event.op), (ticks, OpId(77)));
+        let What::Pushed(pushed) = event.what else { panic!("not a push: {event:?}") };
+        assert_eq!((pushed.name.as_str(), pushed.location), (name, head.location));
+        assert_eq!((pushed.priority, pushed.engine, pushed.lane), (33, 500, 9));
+        assert_eq!((pushed.internal, pushed.accesses), (head.internal, accesses.to_vec()));
+    }
+
+    #[test]
+    fn a_brief_push_is_read_as_it_was_written() {
+        // Before, at and after the time in the operation's number.
+        for distance in [-1_000, 0, 15] {
+            for name in ["", "static"] {
+                check_brief::<0>(name, distance, true);
+                check_brief::<1>(name, distance, true);
+                check_brief::<2>(name, distance, true);
+                check_brief::<3>(name, distance, name.is_empty());
+                check_brief::<4>(name, distance, name.is_empty());
+                check_brief::<5>(name, distance, name.is_empty());
+                check_brief::<6>(name, distance, false);
+            }
+        }
+        // Too far from it for the head.
+        check_brief::<1>("", 1 << 21, false);
+        check_brief::<1>("", (1 << 19) - 1, true);
+        check_brief::<1>("", 1 << 19, false);
     }
 
     #[test]

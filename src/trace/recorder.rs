@@ -24,7 +24,7 @@ use std::{
 use rtrb::{Consumer, RingBuffer};
 
 use super::{
-    event::{self, AccessWord, Event, MAX_ACCESSES, OpId, Outcome, Place, PushHead, Short, Slot, VarId, What},
+    event::{self, AccessWord, Event, MAX_ACCESSES, OpId, Outcome, PlaceWord, PushHead, Short, Slot, VarId, What},
     history::{History, Trace},
     stats::OpStats,
     writers::{self, RingShared, Writer},
@@ -157,10 +157,10 @@ impl Recorder {
         Self::with_slots(SLOTS)
     }
 
-    /// Returns a recorder with room for `bytes` of events on each thread. A push takes 32 bytes if the operation has no
-    /// name and at most one access, provided that its time fits beside them, as it nearly always does. Any other push
-    /// takes 64 bytes, and 32 more for every four accesses beyond the first two. The other events of an operation take
-    /// 32 bytes each. Most operations have one or two: one if they become ready after their push, and one for the run,
+    /// Returns a recorder with room for `bytes` of events on each thread. A push takes 64 bytes, and 32 more for every
+    /// four accesses beyond the first two. If the operation has no name and no property, it takes 32 bytes with one
+    /// access, and 64 bytes with two to four, provided that its time fits beside them, as it nearly always does. The
+    /// other events of an operation take 32 bytes each. Most operations have one or two: one if they become ready after their push, and one for the run,
     /// from the call of the function until the end. A function adds one event if it pushes or ends another operation,
     /// two if it returns before its operation ends, and, if it waits, one and two more for each wait.
     ///
@@ -298,26 +298,42 @@ impl Recorder {
     }
 
     /// Records that the calling thread is about to push an operation and returns a number for the operation.
-    #[inline]
     pub(crate) fn push(
         &self,
         head: &PushHead,
         name: &Name,
-        mut accesses: impl ExactSizeIterator<Item = AccessWord>,
+        accesses: impl ExactSizeIterator<Item = AccessWord>,
     ) -> OpId {
         let pushed = self.write(|writer, now| {
-            let op = writer.next_op(&self.shared, now);
-            // What the function pushes comes after its start, even if the clock shows the same time.
-            writer.flush();
-            let brief =
-                if name.is_empty() { event::brief_push(now, (op, ticks_of(op)), head, &mut accesses) } else { None };
-            if let Some(slot) = brief {
-                writer.put_slot(slot);
-            } else if accesses.len() <= MAX_ACCESSES {
+            let op = writer.begin_push(&self.shared, now);
+            if accesses.len() <= MAX_ACCESSES {
                 let count = event::slots_of_push(accesses.len());
                 writer.put_slots(count, || event::push(now, op, head, name.clone(), accesses));
             } else {
                 writer.lose(1);
+            }
+            op
+        });
+        pushed.unwrap_or_else(|| self.op_without_writer())
+    }
+
+    /// [`push`](Self::push) for an operation with up to [`BRIEF_ACCESSES`](event::BRIEF_ACCESSES) accesses.
+    #[inline]
+    pub(crate) fn push_few<const N: usize>(
+        &self,
+        head: &PushHead,
+        name: &'static str,
+        accesses: [AccessWord; N],
+    ) -> OpId {
+        let pushed = self.write(|writer, now| {
+            let op = writer.begin_push(&self.shared, now);
+            match event::brief_push(now, (op, ticks_of(op)), head, name, &accesses) {
+                Some((slot, _)) if N <= 1 && name.is_empty() => writer.put_slot(slot),
+                Some((first, second)) => writer.put_pair([first, second]),
+                None => {
+                    let slots = || event::push(now, op, head, Name::from(name), accesses.iter().copied());
+                    writer.put_slots(event::slots_of_push(N), slots);
+                }
             }
             op
         });
@@ -337,7 +353,7 @@ impl Recorder {
 
     /// Records that the function of an operation is called on this thread.
     #[inline]
-    pub(crate) fn start(&self, op: OpId, place: Place) {
+    pub(crate) fn start(&self, op: OpId, place: PlaceWord) {
         self.write(|writer, now| writer.start(now, op, place));
     }
 
@@ -448,6 +464,15 @@ impl Shared {
 }
 
 impl Writer {
+    /// Prepares for the event of a push and returns a number for the operation.
+    #[inline(always)]
+    fn begin_push(&self, shared: &Shared, now: u64) -> OpId {
+        let op = self.next_op(shared, now);
+        // What the function pushes comes after its start, even if the clock shows the same time.
+        self.flush();
+        op
+    }
+
     /// Returns a number for the next operation, with the time of its push.
     #[inline]
     fn next_op(&self, shared: &Shared, now: u64) -> OpId {
@@ -573,7 +598,7 @@ mod tests {
     fn the_start_of_a_function_precedes_what_the_function_pushes() {
         let recorder = Recorder::with_capacity(1 << 12);
         let parent = push(&recorder);
-        recorder.start(parent, Place::Thread(0));
+        recorder.start(parent, event::Place::Thread(0).to_word());
         let child = push(&recorder);
         assert_eq!(starts(&recorder), [(parent, false), (parent, true), (child, false)]);
     }
@@ -583,7 +608,7 @@ mod tests {
         let recorder = Recorder::with_capacity(1 << 12);
         let kept = || {
             let op = push(&recorder);
-            recorder.start(op, Place::Thread(0));
+            recorder.start(op, event::Place::Thread(0).to_word());
             recorder.end(op, Outcome::Succeeded);
             recorder.stats();
             recorder.export().ops().len()

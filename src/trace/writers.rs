@@ -22,7 +22,7 @@ use std::{
 
 use rtrb::{Producer, chunks::ChunkError};
 
-use super::event::{self, OpId, Outcome, Place, Short, Slot};
+use super::event::{self, OpId, Outcome, Place, PlaceWord, Short, Slot};
 
 /// What a ring's two ends share beside the ring.
 #[derive(Debug, Default)]
@@ -62,7 +62,7 @@ impl Running {
     }
 
     #[inline]
-    fn set(&self, op: OpId, from: u64, place: u64) {
+    fn set(&self, op: OpId, from: u64, PlaceWord(place): PlaceWord) {
         // Relaxed: published by the store below, and a reader detects words of different calls.
         self.op.store(op.0, Relaxed);
         self.from.store(from, Relaxed);
@@ -79,9 +79,9 @@ impl Running {
 
     /// Returns the time and the place of the call, as the thread has stored them.
     #[inline]
-    fn own(&self) -> (u64, u64) {
+    fn own(&self) -> (u64, PlaceWord) {
         // Relaxed: only this thread stores these words.
-        (self.from.load(Relaxed), self.place.load(Relaxed))
+        (self.from.load(Relaxed), PlaceWord(self.place.load(Relaxed)))
     }
 }
 
@@ -100,7 +100,7 @@ impl RingShared {
             let [op, from, place] =
                 [&self.running.op, &self.running.from, &self.running.place].map(|word| word.load(Relaxed));
             if check == Running::check(op, from, place) {
-                return Some((OpId(op), from, Place::from_word(place)));
+                return Some((OpId(op), from, Place::from_word(PlaceWord(place))));
             }
             std::hint::spin_loop();
         }
@@ -140,9 +140,9 @@ impl Writer {
     /// Records that the function of `op` is called. The event is written when the thread records another one, together
     /// with the end if that is the next.
     #[inline(always)]
-    pub(super) fn start(&self, now: u64, op: OpId, place: Place) {
+    pub(super) fn start(&self, now: u64, op: OpId, place: PlaceWord) {
         self.flush();
-        self.shared.running.set(op, now, place.to_word());
+        self.shared.running.set(op, now, place);
         self.open.set(op);
     }
 
@@ -171,6 +171,14 @@ impl Writer {
     #[inline(always)]
     pub(super) fn put_slot(&self, slot: Slot) {
         if !self.write(slot) {
+            self.lose(1);
+        }
+    }
+
+    /// Writes an event that takes two slots.
+    #[inline(always)]
+    pub(super) fn put_pair(&self, pair: [Slot; 2]) {
+        if !self.slots.try_borrow_mut().is_ok_and(|mut slots| slots.push_entire_slice(&pair).is_ok()) {
             self.lose(1);
         }
     }

@@ -7,7 +7,7 @@ use super::{
     queue::VarQueue,
 };
 use crate::{
-    memory::epoch::{Atomic, unprotected},
+    memory::epoch::{Atomic, Pointer, Shared, unprotected},
     sync::{
         Ordering::{Acquire, Relaxed},
         atomic::{AtomicBool, AtomicU8},
@@ -110,6 +110,15 @@ pub(super) fn newly_grantable(new: usize, flags: usize) -> usize {
     new & if flags & DONE == 0 { READ_OK } else { READ_OK | WRITE_OK }
 }
 
+/// Returns a pointer to `access` with a tag. Unlike `Shared::from`, this does not check that the pointer is aligned.
+#[inline(always)]
+pub(super) fn tagged<'g, T>(access: &Access<T>, tag: usize) -> Shared<'g, Access<T>> {
+    debug_assert!(tag < align_of::<Access<T>>());
+    let word = std::ptr::from_ref(access).expose_provenance() + tag;
+    // SAFETY: a reference is aligned, so this is the word that `into_usize` returns for the pointer with the tag.
+    unsafe { Pointer::from_usize(word) }
+}
+
 /// Whether an operation has exactly one access.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Arity {
@@ -190,7 +199,7 @@ impl<T> Access<T> {
         self.queue
     }
 
-    /// Returns whether the operation has no other access.
+    /// Returns whether the operation has no other access, or whether this is a variable's initial access.
     #[inline]
     pub(super) fn is_sole(&self) -> bool {
         self.assert_alive();
@@ -207,6 +216,29 @@ impl<T> Access<T> {
     #[inline]
     pub(super) fn op_ptr(&self) -> Option<NonNull<Op<T>>> {
         NonNull::new(self.op)
+    }
+
+    /// Returns the operation of an access that has one.
+    ///
+    /// # Safety
+    /// 1. This is not a variable's initial access.
+    #[inline]
+    pub(super) unsafe fn own_op(&self) -> &Op<T> {
+        self.assert_alive();
+        // SAFETY: by (1) there is an operation. Its record contains the access or owns its memory, so the record is
+        // alive as long as the access.
+        unsafe { &*self.op }
+    }
+
+    /// Returns the pointer to the operation of an access that has one, as stored when its record was created.
+    ///
+    /// # Safety
+    /// 1. This is not a variable's initial access.
+    #[inline]
+    pub(super) unsafe fn own_op_ptr(&self) -> NonNull<Op<T>> {
+        self.assert_alive();
+        // SAFETY: by (1) there is an operation.
+        unsafe { NonNull::new_unchecked(self.op) }
     }
 
     /// Prefetches the next access, which is written when this access's operation completes.
@@ -292,7 +324,7 @@ impl<T> Access<T> {
     pub(super) fn adopt_deferred(&self) -> u32 {
         self.assert_alive();
         // Relaxed: the pusher acquired the deferred flags, and the writes behind them, when it found the access linked:
-        // with the tail or with `registered`. For an access that it linked itself, the pusher needs no such edge.
+        // with the tail or with `unregistered`. For an access that it linked itself, the pusher needs no such edge.
         self.grant(usize::from(self.deferred.load(Relaxed)))
     }
 

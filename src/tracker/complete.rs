@@ -41,10 +41,25 @@ pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
 /// [Completes](complete) `op` and ends the caller's share of its record, for a caller that no longer needs the record.
 #[inline(always)]
 pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
-    match op.leave_to_access() {
-        Ok((access, record)) => {
+    end_with(op, |_| (), ready);
+}
+
+/// Calls `look` with each access of `op`, and then [ends](end) the operation.
+#[inline(always)]
+pub fn end_with<T>(op: OpRef<T>, mut look: impl FnMut(&Access<T>), ready: &mut ReadyList<T>) {
+    let Some(access) = op.sole_access() else {
+        op.accesses().iter().for_each(look);
+        return end_several(op, ready);
+    };
+    look(access);
+    let access = NonNull::from(access);
+    // SAFETY: the record is in use until its accesses are spent, and none can be spent before the operation is done.
+    let only = unsafe { access.as_ref() };
+    // SAFETY: (1): this is the only access.
+    match unsafe { op.leave_to_access(only) } {
+        Ok(record) => {
             pause::at(Point::CompleteBeforeAccess);
-            if complete_access(NonNull::from(access), ready) == Spent::Yes {
+            if complete_access(access, ready) == Spent::Yes {
                 pause::at(Point::CompleteBeforeRetire);
                 op::retire_record(record);
             }
@@ -98,8 +113,9 @@ fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access
     old
 }
 
-/// Sets `READ_OK` and `WRITE_OK` in `at`, which has nothing pending before it, and propagates the flags down the queue.
-#[inline]
+/// Sets `READ_OK` and `WRITE_OK` in `at`, which was linked behind another access and has nothing pending before it, and
+/// propagates the flags down the queue.
+#[inline(always)]
 fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     // SAFETY: the access cannot be spent before it has `WRITE_OK`, which this thread sets.
     let next = unsafe { at.as_ref() };
@@ -107,10 +123,11 @@ fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         return propagate_from_reader(at, ready);
     }
     // Read before the flags are set, because the access may be reclaimed afterwards.
-    let (mode, op) = (next.mode(), next.op_ptr());
+    // SAFETY: the access was linked behind another one.
+    let (mode, op) = (next.mode(), unsafe { next.own_op_ptr() });
     let old = add_flags(&next.word, READ_OK | WRITE_OK);
     // A writer that was not satisfied is not done, so it grants nothing to the accesses behind it.
-    if let Some(op) = op.filter(|_| mode.is_granted_by((READ_OK | WRITE_OK) & !old.tag())) {
+    if mode.is_granted_by((READ_OK | WRITE_OK) & !old.tag()) {
         pause::at(Point::CompleteBeforeSatisfy);
         // SAFETY: this thread has satisfied the access, and counts it once, here.
         unsafe { OpRef::satisfy(op, ready) };
@@ -118,6 +135,7 @@ fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
 }
 
 /// Does the same as [`propagate`], for an access that does not write.
+#[inline(never)]
 fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     // SAFETY: the access cannot be spent before it has `WRITE_OK`, which this thread sets.
     let mut at = unsafe { at.as_ref() };
@@ -129,7 +147,8 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     loop {
         let mode = at.mode();
         // Read before the flags are set, because the access may be reclaimed afterwards.
-        let op = at.op_ptr();
+        // SAFETY: the access was linked behind another one.
+        let op = unsafe { at.own_op_ptr() };
         let old = add_flags(&at.word, add);
         let new = add & !old.tag();
         let newly_satisfied = mode.is_granted_by(new);
@@ -137,7 +156,12 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         let gained = if mode.is_write() { 0 } else { newly_grantable(new, old.tag()) };
         let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));
         if stop {
-            for op in [satisfied, op.filter(|_| newly_satisfied)].into_iter().flatten() {
+            if let Some(before) = satisfied {
+                pause::at(Point::CompleteBeforeSatisfy);
+                // SAFETY: this thread has satisfied the access, and counts it once, here.
+                unsafe { OpRef::satisfy(before, ready) };
+            }
+            if newly_satisfied {
                 pause::at(Point::CompleteBeforeSatisfy);
                 // SAFETY: this thread has satisfied the access, and counts it once, here.
                 unsafe { OpRef::satisfy(op, ready) };
@@ -147,7 +171,7 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         // A wait, which receives `READ_OK` but is not satisfied by it, does not keep the next access alive; the reader
         // before the wait still does.
         if newly_satisfied {
-            if let Some(before) = std::mem::replace(&mut satisfied, op) {
+            if let Some(before) = satisfied.replace(op) {
                 pause::at(Point::CompleteBeforeSatisfy);
                 // SAFETY: this thread has satisfied the access, and counts it once, here.
                 unsafe { OpRef::satisfy(before, ready) };
@@ -179,7 +203,8 @@ fn advance_tail<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
         return;
     }
     // Once an operation is registered, the tails are past the predecessors of its accesses (edge `register`).
-    if next.op().is_some_and(Op::is_registered) {
+    // SAFETY: the access was linked behind another one.
+    if unsafe { next.own_op() }.is_registered() {
         return;
     }
     // As in `swing`: a reader linked behind `next` relies on the deferred flags of `next`.

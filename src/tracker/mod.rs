@@ -104,9 +104,9 @@
 //!   variables subtracts one, plus one for each access that the pusher has found satisfied. A pusher that has found all
 //!   of them satisfied subtracts nothing and owns the ready operation. Otherwise, the thread that brings the count to
 //!   zero, or finds that its own step would, becomes the owner of the ready operation.
-//! * `Op::registered`: the number of accesses known to be in their queues; incremented by a thread that finds the next
-//!   access at the tail of its queue, and set by the pusher when all are in. The same word contains the flag `REJECTED`
-//!   (see *Deleted variables*).
+//! * `Op::unregistered`: the number of accesses not known to be in their queues; decremented by a thread that finds the
+//!   next access at the tail of its queue, and set to zero by the pusher when all are in. The same word contains the
+//!   flag `REJECTED` (see *Deleted variables*).
 //! * An operation's number of accesses, their places, and its other parameters: written before the first access is
 //!   linked, and never changed.
 //! * The task: used only by the pusher until the first access is linked. After that, its users' rules apply; the
@@ -118,7 +118,7 @@
 //! |---|---|---|---|
 //! | `link` | CAS of the predecessor's word in `insert` | loads of the word, `fetch_or` in `add_flags` | the new access and its operation |
 //! | `swing` | CAS of `tail` | loads of `tail` in `insert` and `is_idle` | the access, its deferred flags, and the writes published with the flags that were grantable when it was linked |
-//! | `register` | CAS of `registered` in `register`, the pusher's swap or store | load in `has_registered` | the fact that the access is in its queue and the tail is past its predecessor |
+//! | `register` | CAS of `unregistered` in `register`, the pusher's swap or store | load in `is_past` | the fact that the access is in its queue and the tail is past its predecessor |
 //! | `complete` | `fetch_or` of flags in `add_flags` | the same, further down the queue; loads of the word in `insert` and `is_idle` | the writes of finished operations |
 //! | `ready` | `fetch_sub` of `wait` | the decrement that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
 //! | `retire` | `fetch_sub` of `live` | the load after the decrement that reaches zero, or the load that finds only the caller's shares left | the fact that only pinned helpers still use the record |
@@ -136,14 +136,15 @@
 //! has no cycle, so there is no deadlock. Pushes of a single access must help too; otherwise, they would break this
 //! order. They never need help, because a single-access operation is in all its queues once that access is linked.
 //!
-//! An access is never inserted twice: `insert` reads the tail, then the word of the access there, and then `registered`
+//! An access is never inserted twice: `insert` reads the tail, then the word of the access there, and then `unregistered`
 //! of the operation whose access it is to insert. Suppose that the access to insert was already in its queue when the
 //! word was read. As `insert` has checked, a different access was at the tail, with nothing linked behind it. So
 //! another access had been linked behind the access to insert, which happens only once the operation of the access to
-//! insert is fully registered, and the read of `registered` sees this. If the access was linked after the word was
-//! read, the word has changed and the CAS fails. An operation's sole access is inserted only by its pusher, which needs
-//! none of these checks. No word or tail returns to an old value while a thread that has read that value is pinned,
-//! since records are reused only after the epoch has passed, and an idle variable keeps its last access.
+//! insert is fully registered, and the read of `unregistered` sees this. If the access was linked after the word was
+//! read, the word has changed and the CAS fails. Other threads know an operation only once its first access is linked,
+//! so only the pusher inserts that access, and needs none of these checks for it. No word or tail returns to an old
+//! value while a thread that has read that value is pinned, since records are reused only after the epoch has passed,
+//! and an idle variable keeps its last access.
 //!
 //! # Progress
 //!
@@ -184,7 +185,7 @@ mod tests;
 
 pub use access::{Access, Mode};
 pub use blocked::{Ahead, walk_blocked};
-pub use complete::{complete, end};
+pub use complete::{complete, end, end_with};
 pub use followers::followers;
 pub use look::{Standing, each_waiting};
 pub use op::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList, each_marked};

@@ -27,8 +27,10 @@ use crate::{
 /// The number of accesses that a record holds without a separate allocation.
 pub const INLINE_ACCESSES: usize = 4;
 
-/// Set in `registered` if one of the variables was found to be deleted.
-const REJECTED: u32 = 1 << 31;
+/// Set in `unregistered` if one of the variables was found to be deleted.
+const REJECTED: u32 = 1;
+/// One access in `unregistered`.
+pub(super) const ONE: u32 = 2;
 
 /// One operation's record. It lives from [`OpRef::new_with`] until the shares of its holders and accesses have ended
 /// and the epoch has passed.
@@ -42,8 +44,9 @@ pub struct Op<T> {
     /// The number of accesses not yet counted as satisfied, plus one until a push of several accesses is over. A push
     /// that finds all accesses satisfied does not change it.
     pub(super) wait: AtomicU32,
-    /// The number of accesses known to be in their queues, and the flag `REJECTED`.
-    registered: AtomicU32,
+    /// The number of accesses not known to be in their queues, times [`ONE`], and the flag `REJECTED`. The count falls,
+    /// so one comparison shows whether the operation is registered.
+    unregistered: AtomicU32,
     /// The number of shares of the record: one for each access not yet retired, and one for each [holder](OpRef::hold).
     live: AtomicU32,
     /// The number of accesses if they are in the record, or [`BOXED`].
@@ -95,10 +98,11 @@ const _: () =
 
 impl<T> std::fmt::Debug for Op<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Relaxed: a snapshot for display.
+        // Relaxed, like the other loads here: a snapshot for display.
+        let unregistered = self.unregistered.load(Relaxed) / ONE;
         f.debug_struct("Op")
             .field("wait", &self.wait.load(Relaxed))
-            .field("registered", &(self.registered.load(Relaxed) & !REJECTED))
+            .field("registered", &(self.accesses().len() as u32).saturating_sub(unregistered))
             .field("live", &self.live.load(Relaxed))
             .field("accesses", &self.accesses())
             .finish_non_exhaustive()
@@ -187,7 +191,19 @@ impl<T> Op<T> {
     #[inline]
     fn place(&self) -> &Place<T> {
         let place = std::ptr::from_ref(self).wrapping_byte_add(usize::from(self.task_at) * STEP);
-        // SAFETY: `new_with` has initialised the cell there, and the record outlives the reference.
+        // SAFETY: `finish_record` has initialised the cell there, and the record outlives the reference.
+        unsafe { &*place.cast() }
+    }
+
+    /// Returns the place of the task of an operation with this many accesses in its record.
+    ///
+    /// # Safety
+    /// 1. The operation has this many accesses in its record.
+    #[inline]
+    unsafe fn place_behind(&self, places: usize) -> &Place<T> {
+        debug_assert!(usize::from(self.task_at) * STEP == Self::task_behind(places));
+        let place = std::ptr::from_ref(self).wrapping_byte_add(Self::task_behind(places));
+        // SAFETY: by (1), `finish_record` has initialised the cell there, and the record outlives the reference.
         unsafe { &*place.cast() }
     }
 
@@ -200,12 +216,20 @@ impl<T> Op<T> {
     /// Returns the accesses, sorted by their variables' ids.
     #[inline]
     pub fn accesses(&self) -> &[Access<T>] {
-        let (first, count) = match self.boxed() {
-            None => (Self::first_place(self), u32::from(self.inline)),
-            Some(boxed) => (boxed.accesses.as_ptr(), boxed.count),
-        };
+        if self.inline == BOXED {
+            return self.boxed_accesses();
+        }
+        // SAFETY: the record was created with this many accesses there, which live as long as the record.
+        unsafe { std::slice::from_raw_parts(Self::first_place(self), usize::from(self.inline)) }
+    }
+
+    /// Returns the accesses of a record that has a [`Boxed`].
+    #[cold]
+    #[inline(never)]
+    fn boxed_accesses(&self) -> &[Access<T>] {
+        let Some(boxed) = self.boxed() else { return &[] };
         // SAFETY: `new_with` has initialised `count` accesses there, which live as long as the record.
-        unsafe { std::slice::from_raw_parts(first, count as usize) }
+        unsafe { std::slice::from_raw_parts(boxed.accesses.as_ptr(), boxed.count as usize) }
     }
 
     /// Returns the operation's access if it has exactly one.
@@ -229,52 +253,55 @@ impl<T> Op<T> {
     #[inline]
     pub(super) fn next_unregistered(&self) -> Option<&Access<T>> {
         // Relaxed: only a starting point. `insert` checks again, with acquire loads, before it acts.
-        let index = self.registered.load(Relaxed) & !REJECTED;
-        self.accesses().get(index as usize)
+        let left = (self.unregistered.load(Relaxed) / ONE) as usize;
+        let accesses = self.accesses();
+        accesses.get(accesses.len() - left)
+    }
+
+    /// Returns the value that `unregistered` has, apart from its flag, while the access at `index` is the next to be
+    /// counted.
+    #[inline]
+    pub(super) fn left_at(&self, index: u32) -> u32 {
+        (self.accesses().len() as u32 - index) * ONE
     }
 
     /// Returns whether all accesses are known to be in their queues.
     #[inline]
     pub(super) fn is_registered(&self) -> bool {
-        self.has_registered(self.accesses().len() as u32)
+        self.is_past(ONE)
     }
 
-    /// Returns whether the access at `index` is known to be in its queue.
+    /// Returns whether the access with this value of [`left_at`](Self::left_at) is known to be in its queue.
     #[inline]
-    pub(super) fn is_past(&self, index: u32) -> bool {
-        self.has_registered(index + 1)
-    }
-
-    /// Returns whether the first `count` accesses are known to be in their queues.
-    #[inline]
-    fn has_registered(&self, count: u32) -> bool {
+    pub(super) fn is_past(&self, left: u32) -> bool {
         // Acquire (edge `register`): the accesses are in their queues, and the tails are past their predecessors.
-        self.registered.load(Acquire) & !REJECTED >= count
+        self.unregistered.load(Acquire) < left
     }
 
-    /// Records that the access at `index` is in its queue and that the tail has reached it. Does nothing unless this
-    /// access is the next to be counted.
+    /// Records that the access with this value of [`left_at`](Self::left_at) is in its queue and that the tail has
+    /// reached it. Does nothing unless this access is the next to be counted.
     #[inline]
-    pub(super) fn register(&self, index: u32) {
+    pub(super) fn register(&self, left: u32) {
         // Relaxed: only the expected value of the CAS.
-        let mut seen = self.registered.load(Relaxed);
-        while seen & !REJECTED == index {
+        let mut seen = self.unregistered.load(Relaxed);
+        while seen & !REJECTED == left {
             // Release (edge `register`): the tail is past the predecessor. A read-modify-write, so it continues the
             // release sequences of other helpers.
-            match self.registered.compare_exchange_weak(seen, seen + 1, Release, Relaxed) {
+            match self.unregistered.compare_exchange_weak(seen, seen - ONE, Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => seen = now,
             }
         }
     }
 
-    /// Marks the operation rejected, unless its access at `index` is known to be in its queue.
+    /// Marks the operation rejected, unless the access with this value of [`left_at`](Self::left_at) is known to be in
+    /// its queue.
     #[cold]
-    pub(super) fn reject(&self, index: u32) -> Rejection {
+    pub(super) fn reject(&self, left: u32) -> Rejection {
         // Relaxed: only the expected value of the CAS.
-        let mut seen = self.registered.load(Relaxed);
+        let mut seen = self.unregistered.load(Relaxed);
         loop {
-            if seen & !REJECTED > index {
+            if seen < left {
                 return Rejection::AlreadyLinked;
             }
             if seen & REJECTED != 0 {
@@ -283,29 +310,29 @@ impl<T> Op<T> {
             // Relaxed: the flag hands over nothing but itself, and a thread that finds the access linked has acquired
             // the flag with the link, the tail or the count (edges `link`, `swing`, `register`). A read-modify-write,
             // so it continues the release sequences of helpers that have counted accesses.
-            match self.registered.compare_exchange_weak(seen, seen | REJECTED, Relaxed, Relaxed) {
+            match self.unregistered.compare_exchange_weak(seen, seen | REJECTED, Relaxed, Relaxed) {
                 Ok(_) => return Rejection::Rejected,
                 Err(now) => seen = now,
             }
         }
     }
 
-    /// Records, on behalf of the pusher, that all `count` accesses are in their queues. Returns whether the operation
-    /// was rejected in the meantime.
+    /// Records, on behalf of the pusher, that all accesses are in their queues. Returns whether the operation was
+    /// rejected in the meantime.
     #[inline]
-    pub(super) fn end_registration(&self, count: u32) -> bool {
+    pub(super) fn end_registration(&self, arity: Arity) -> bool {
         // Relaxed: everything released with this word was done by this thread, or was acquired when an access turned
         // out to be linked. A thread that sets `REJECTED` from now on links nothing, because the access is already in
         // its queue.
-        let rejected = self.registered.load(Relaxed) & REJECTED;
-        if count == 1 {
+        let rejected = self.unregistered.load(Relaxed) & REJECTED;
+        if arity == Arity::One {
             // Release (edge `register`): the tail is past the predecessor. A store suffices: no other thread counts the
             // only access.
-            self.registered.store(1 | rejected, Release);
+            self.unregistered.store(rejected, Release);
         } else {
             // Release (edge `register`): the tails are past the predecessors. A read-modify-write, so it continues the
             // release sequences of helpers.
-            self.registered.swap(count | rejected, Release);
+            self.unregistered.swap(rejected, Release);
         }
         rejected != 0
     }
@@ -316,7 +343,7 @@ impl<T> Op<T> {
     pub fn is_rejected(&self) -> bool {
         // Relaxed: the flag was set, if at all, before the pusher linked the only access, or before its decrement of
         // `wait`. The caller has acquired that step (edges `link`, `ready`) or is the pusher.
-        self.registered.load(Relaxed) & REJECTED != 0
+        self.unregistered.load(Relaxed) & REJECTED != 0
     }
 }
 
@@ -431,18 +458,19 @@ pub(super) unsafe fn end_shares<T>(record: NonNull<Op<T>>, shares: u32) {
     };
     if last {
         // SAFETY: no share of the record is left, and the count reaches zero once.
-        unsafe { drop_task(op) };
+        unsafe { drop_task(op, op.place()) };
         pool::retire(record);
     }
 }
 
-/// Drops the task, after removing the record's mark.
+/// Drops the task at `place`, after removing the record's mark.
 ///
 /// # Safety
-/// 1. The task is no longer used, except that pinned threads may read its constant parts, and this is called once.
-unsafe fn drop_task<T>(op: &Op<T>) {
+/// 1. `place` is that of the task of `op`. The task is no longer used, except that pinned threads may read its constant
+///    parts, and this is called once.
+unsafe fn drop_task<T>(op: &Op<T>, place: &Place<T>) {
     op.mark(std::ptr::null_mut());
-    op.place().with_mut(|task| {
+    place.with_mut(|task| {
         // SAFETY: by (1) no holder is left. Pinned threads may still read the constant parts of the task, which the
         // drop does not write to.
         let task = unsafe { &mut *task };
@@ -487,36 +515,24 @@ impl<T> OpRef<T> {
     ) -> Self {
         let count = u32::try_from(accesses.len())
             .ok()
-            .filter(|&count| count < REJECTED - 1)
+            .filter(|&count| count < u32::MAX / ONE)
             .expect("an operation must have fewer than 2^31 accesses");
         let record: NonNull<Op<T>> = pool::allocate();
         let op = record.as_ptr();
-        macro_rules! set {
-            ($($field:ident: $value:expr),* $(,)?) => {
-                // SAFETY: the record is allocated, aligned and unused; each field is written once, before it is read.
-                $(unsafe { (&raw mut (*op).$field).write($value) };)*
-            };
-        }
         let first = Op::first_place(op);
-        let places;
         // Most operations have one access; for these, everything that depends on the number of accesses is a constant.
         let sole = if count == 1 { accesses.next() } else { None };
         if let Some((queue, mode)) = sole {
             // SAFETY: the record is allocated, aligned and unused, and has room for an access there.
             unsafe { first.write(Access::new(op, queue, 0, mode, Arity::One)) };
-            places = 1;
-            set! {
-                wait: AtomicU32::new(1),
-                registered: AtomicU32::new(0),
-                live: AtomicU32::new(2),
-                inline: 1,
-            }
+            // SAFETY: the record is allocated, aligned and unused, and its access was written above; (2).
+            let (op, task) = unsafe { Self::finish_record(record, 1, 1, band, passes_closed) };
+            init(task);
+            op
         } else {
             let (first, inline) = if count as usize <= INLINE_ACCESSES {
-                places = count as usize;
                 (first, count as u8)
             } else {
-                places = 1;
                 (boxed_place(first, count), BOXED)
             };
             for (index, (queue, mode)) in (0..count).zip(accesses) {
@@ -525,14 +541,67 @@ impl<T> OpRef<T> {
                 // SAFETY: the slot is allocated, aligned and unused.
                 unsafe { slot.write(Access::new(op, queue, index, mode, Arity::Several)) };
             }
-            set! {
-                wait: AtomicU32::new(count + 1),
-                registered: AtomicU32::new(0),
-                live: AtomicU32::new(count + 1),
-                inline: inline,
-            }
+            // SAFETY: the record is allocated, aligned and unused, and its accesses were written above; (2).
+            let (op, task) = unsafe { Self::finish_record(record, count, inline, band, passes_closed) };
+            init(task);
+            op
         }
+    }
+
+    /// Creates the record of an operation with `N` accesses, from two to [`INLINE_ACCESSES`], that closed variables do
+    /// not accept; see [`new_with`](Self::new_with). `access` returns each access in any order, along with its place
+    /// among the accesses, which must be sorted by id and without duplicates. Also returns the address of the task.
+    ///
+    /// # Safety
+    /// 1. The variables stay valid until [`push`](super::push()) has returned.
+    /// 2. The caller initialises the task before any other thread knows the operation, and does not panic before that.
+    /// 3. For the numbers below `N`, the places are these numbers, each once.
+    #[inline(always)]
+    pub unsafe fn new_few<const N: usize>(
+        band: u8,
+        access: impl Fn(usize) -> (u32, NonNull<VarQueue<T>>, Mode),
+    ) -> (Self, *mut T) {
+        const { assert!(N >= 2 && N <= INLINE_ACCESSES) }
+        let record: NonNull<Op<T>> = pool::allocate();
+        let op = record.as_ptr();
+        for (index, queue, mode) in (0..N).map(access) {
+            debug_assert!((index as usize) < N);
+            // SAFETY: by (3) the record has room for an access there.
+            let slot = unsafe { Op::first_place(op).add(index as usize) };
+            // SAFETY: the slot is allocated, aligned and unused.
+            unsafe { slot.write(Access::new(op, queue, index, mode, Arity::Several)) };
+        }
+        // SAFETY: the record is allocated, aligned and unused, and by (3) its accesses were written above; (2).
+        unsafe { Self::finish_record(record, N as u32, N as u8, band, false) }
+    }
+
+    /// Writes everything in a record but its accesses and its task. Also returns the address of the task.
+    ///
+    /// # Safety
+    /// 1. The record is allocated, aligned and unused. Its `count` accesses have been written to the places that
+    ///    `inline` states.
+    /// 2. The caller initialises the task before any other thread knows the operation, and does not panic before that.
+    #[inline(always)]
+    unsafe fn finish_record(
+        record: NonNull<Op<T>>,
+        count: u32,
+        inline: u8,
+        band: u8,
+        passes_closed: bool,
+    ) -> (Self, *mut T) {
+        let op = record.as_ptr();
+        macro_rules! set {
+            ($($field:ident: $value:expr),* $(,)?) => {
+                // SAFETY: by (1) the record may be written; each field is written once, before it is read.
+                $(unsafe { (&raw mut (*op).$field).write($value) };)*
+            };
+        }
+        let places = if inline == BOXED { 1 } else { usize::from(inline) };
         set! {
+            wait: AtomicU32::new(if count == 1 { 1 } else { count + 1 }),
+            unregistered: AtomicU32::new(count * ONE),
+            live: AtomicU32::new(count + 1),
+            inline: inline,
             link: AtomicPtr::new(std::ptr::null_mut()),
             band: band,
             queued: Queued::new(passes_closed),
@@ -546,8 +615,8 @@ impl<T> OpRef<T> {
         // SAFETY: the place is in the record, behind the accesses.
         unsafe { task.write(UnsafeCell::new(MaybeUninit::uninit())) };
         // SAFETY: the cell has just been written, and no other thread knows the record.
-        unsafe { &*task }.with_mut(|task| init(task.cast()));
-        Self(record)
+        let task = unsafe { &*task }.with_mut(|task| task.cast());
+        (Self(record), task)
     }
 
     /// Records that the operation enters a lane with several workers, and asserts that it has not done so before.
@@ -609,24 +678,26 @@ impl<T> OpRef<T> {
         }
     }
 
-    /// If the operation has only one access and the caller is its only holder, drops the task and makes the access
-    /// responsible for the record. Returns the access, which the caller must
-    /// [complete](super::complete::complete_access) next, and the record, which the caller must [retire](retire_record)
-    /// if completing the access spends it. Otherwise returns the operation, unchanged, as the error.
+    /// If the caller is the operation's only holder, drops the task and makes `access`, the operation's only access,
+    /// responsible for the record. Returns the record. The caller must
+    /// [complete](super::complete::complete_access) the access next, and [retire](retire_record) the record if that
+    /// spends the access. Otherwise returns the operation, unchanged, as the error.
+    ///
+    /// # Safety
+    /// 1. `access` is the operation's [only access](Op::sole_access).
     #[inline]
-    pub(super) fn leave_to_access<'a>(self) -> Result<(&'a Access<T>, NonNull<Op<T>>), Self> {
-        // SAFETY: the record is in use until its accesses are spent, and none can be spent before the operation is
-        // done.
-        let op = unsafe { alive(self.0) };
+    pub(super) unsafe fn leave_to_access(self, access: &Access<T>) -> Result<NonNull<Op<T>>, Self> {
         // Acquire (edge `retire`): synchronizes with the holders that have ended their shares. No share can be added
         // once only the caller's and the access's are left.
-        let Some(access) = op.sole_access().filter(|_| op.live.load(Acquire) == 2) else {
+        if self.live.load(Acquire) != 2 {
             return Err(self);
-        };
+        }
+        // SAFETY: by (1) the operation has one access, in its record.
+        let place = unsafe { self.place_behind(1) };
         // SAFETY: the caller is the last holder, and ends its share here.
-        unsafe { drop_task(op) };
+        unsafe { drop_task(&self, place) };
         access.take_last_share();
-        Ok((access, self.0))
+        Ok(self.0)
     }
 }
 
@@ -655,7 +726,7 @@ unsafe impl<T> Record for Op<T> {
     }
 
     unsafe fn free_owned(record: NonNull<Self>) {
-        // SAFETY: by (1) the record is no longer used; `new_with` initialised the fields.
+        // SAFETY: by (1) the record is no longer used; `finish_record` initialised the fields.
         let op = unsafe { record.as_ref() };
         if let Some(boxed) = op.boxed() {
             // SAFETY: `boxed_place` forgot a `Vec` with exactly this pointer and capacity; accesses need no drop.
@@ -734,13 +805,15 @@ impl<T> ReadyList<T> {
     /// Removes and returns the first operation in the list.
     #[inline]
     pub fn pop(&mut self) -> Option<OpRef<T>> {
-        let op = self.head.take()?;
+        let first = self.head.as_ref()?.0;
+        // SAFETY: the list owns the operation.
+        let op = unsafe { alive(first) };
         // Relaxed: the list owns the operation.
         let next = op.link.load(Relaxed);
         self.head = NonNull::new(next).map(OpRef);
         if self.head.is_none() {
             self.tail = None;
         }
-        Some(op)
+        Some(OpRef(first))
     }
 }

@@ -1,8 +1,8 @@
 //! Pushes operations: inserts their accesses into the queues, and helps pushes that are in the way.
 
 use super::{
-    access::{Access, WRITE_OK, grantable_at_link, linked},
-    op::{Op, OpRef, Rejection},
+    access::{Access, Arity, WRITE_OK, grantable_at_link, linked, tagged},
+    op::{ONE, Op, OpRef, Rejection},
     queue::VarQueue,
 };
 use crate::{
@@ -51,35 +51,12 @@ pub fn push_sole<T>(op: OpRef<T>) -> Pushed<T> {
 /// Pushes `op`. The calling thread has already inserted the first `inserted` accesses, of which `satisfied` are
 /// satisfied.
 #[inline]
-pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, guard: &Guard) -> Pushed<T> {
+pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, satisfied: u32, guard: &Guard) -> Pushed<T> {
     let own: &Op<T> = &op;
-    let (ready, rejected);
-    if let Some(access) = own.sole_access() {
-        (ready, rejected) = finish_sole_push(own, access, inserted, satisfied, guard);
-    } else {
-        let accesses = own.accesses();
-        let count = accesses.len() as u32;
-        let mut helped = false;
-        for access in &accesses[inserted..] {
-            helped |= append(own, access, Inserter::Pusher, &mut satisfied, guard) == LinkedBy::Helper;
-        }
-        pause::at(Point::PushBeforeRegistered);
-        rejected = own.end_registration(count);
-        pause::at(Point::PushBeforeHints);
-        // Accesses linked by this thread itself already have their flags.
-        if helped {
-            for access in accesses {
-                satisfied += access.adopt_deferred();
-            }
-        }
-        pause::at(Point::PushBeforeDecrement);
-        // If this thread counted every access as satisfied, no other thread decrements `wait`.
-        ready = satisfied == count || {
-            // AcqRel (edge `ready`): releases the task to the thread that runs it, and acquires the writes of
-            // predecessors.
-            own.wait.fetch_sub(satisfied + 1, AcqRel) == satisfied + 1
-        };
-    }
+    let (ready, rejected) = match own.sole_access() {
+        Some(access) => finish_sole_push(own, access, inserted, satisfied, guard),
+        None => finish_push_of_several(own, inserted, satisfied, guard),
+    };
     pause::at(Point::PushOver);
     // If the operation is not ready, its accesses own it: the completion that satisfies the last one takes it over.
     Pushed { ready: ready.then_some(op), rejected }
@@ -96,14 +73,71 @@ fn finish_sole_push<T>(
     guard: &Guard,
 ) -> (bool, bool) {
     if inserted == 0 {
-        let _ = append(own, access, Inserter::SolePusher, &mut satisfied, guard);
+        let _ = append(own, access, ONE, Inserter::SolePusher, &mut satisfied, guard);
     }
     pause::at(Point::PushBeforeRegistered);
-    let rejected = own.end_registration(1);
+    let rejected = own.end_registration(Arity::One);
     pause::at(Point::PushBeforeDecrement);
     // If the access is not satisfied, nothing is left to do: the completion that satisfies it makes the operation
     // ready, and the operation may already have run.
     (satisfied == 1, rejected)
+}
+
+/// [Finishes](finish_push) the push of an operation that does not have exactly one access. Returns whether the operation
+/// is ready, and whether it was rejected.
+#[inline(always)]
+fn finish_push_of_several<T>(own: &Op<T>, inserted: usize, mut satisfied: u32, guard: &Guard) -> (bool, bool) {
+    let mut accesses = &own.accesses()[inserted..];
+    let mut left = accesses.len() as u32 * ONE;
+    if inserted == 0 {
+        if let Some((first, others)) = accesses.split_first() {
+            let _ = append(own, first, left, Inserter::FirstPusher, &mut satisfied, guard);
+            (accesses, left) = (others, left - ONE);
+        }
+    }
+    for access in accesses {
+        if append(own, access, left, Inserter::Pusher, &mut satisfied, guard) == LinkedBy::Helper {
+            return finish_helped_push(own, left - ONE, satisfied, guard);
+        }
+        left -= ONE;
+    }
+    end_push(own, satisfied, LinkedBy::Pusher)
+}
+
+/// [Finishes](finish_push_of_several) the push of an operation of which a helper has linked an access. The accesses that
+/// remain to be inserted are those counted in `left`.
+#[cold]
+#[inline(never)]
+fn finish_helped_push<T>(own: &Op<T>, mut left: u32, mut satisfied: u32, guard: &Guard) -> (bool, bool) {
+    let accesses = own.accesses();
+    for access in &accesses[accesses.len() - (left / ONE) as usize..] {
+        let _ = append(own, access, left, Inserter::Pusher, &mut satisfied, guard);
+        left -= ONE;
+    }
+    end_push(own, satisfied, LinkedBy::Helper)
+}
+
+/// Ends the push of an operation whose accesses are all in their queues, some of them linked by a helper if `linked_by`
+/// says so. Returns whether the operation is ready, and whether it was rejected.
+#[inline(always)]
+fn end_push<T>(own: &Op<T>, mut satisfied: u32, linked_by: LinkedBy) -> (bool, bool) {
+    pause::at(Point::PushBeforeRegistered);
+    let rejected = own.end_registration(Arity::Several);
+    pause::at(Point::PushBeforeHints);
+    let accesses = own.accesses();
+    // Accesses linked by this thread itself already have their flags.
+    if linked_by == LinkedBy::Helper {
+        for access in accesses {
+            satisfied += access.adopt_deferred();
+        }
+    }
+    pause::at(Point::PushBeforeDecrement);
+    // If this thread counted every access as satisfied, no other thread decrements `wait`.
+    let ready = satisfied == accesses.len() as u32 || {
+        // AcqRel (edge `ready`): releases the task to the thread that runs it, and acquires the writes of predecessors.
+        own.wait.fetch_sub(satisfied + 1, AcqRel) == satisfied + 1
+    };
+    (ready, rejected)
 }
 
 /// The thread that inserts an access. `insert` is compiled separately for each variant.
@@ -111,7 +145,9 @@ fn finish_sole_push<T>(
 pub(super) enum Inserter {
     /// The pusher of an operation with one access. Such an operation is never helped.
     SolePusher,
-    /// The pusher of an operation with several accesses.
+    /// The pusher of an operation with several accesses, for the first of them.
+    FirstPusher,
+    /// The pusher of an operation with several accesses, for one of the others.
     Pusher,
     /// Another thread.
     Helper,
@@ -140,9 +176,9 @@ enum LinkedBy {
 
 /// Inserts an access of the calling thread's own operation, after helping the operations that are in the way.
 #[inline(always)]
-fn append<T>(own: &Op<T>, access: &Access<T>, by: Inserter, satisfied: &mut u32, guard: &Guard) -> LinkedBy {
+fn append<T>(own: &Op<T>, access: &Access<T>, left: u32, by: Inserter, satisfied: &mut u32, guard: &Guard) -> LinkedBy {
     loop {
-        match insert(own, access, by, satisfied, guard) {
+        match insert(own, access, left, by, satisfied, guard) {
             Insertion::Linked => return LinkedBy::Pusher,
             Insertion::AlreadyLinked => return LinkedBy::Helper,
             Insertion::Behind(other) => {
@@ -168,15 +204,20 @@ pub struct Stalled<T> {
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 impl<T> Stalled<T> {
-    fn inserter(op: &OpRef<T>) -> Inserter {
-        if op.sole_access().is_some() { Inserter::SolePusher } else { Inserter::Pusher }
+    fn inserter(op: &OpRef<T>, access: &Access<T>) -> Inserter {
+        match access.index {
+            _ if op.sole_access().is_some() => Inserter::SolePusher,
+            0 => Inserter::FirstPusher,
+            _ => Inserter::Pusher,
+        }
     }
 
     /// Inserts the first `accesses` accesses of `op` without interference, then stalls.
     pub fn after(accesses: usize, op: OpRef<T>) -> Self {
         let (guard, mut satisfied) = (epoch::pin(), 0);
         for access in &op.accesses()[..accesses] {
-            let insertion = insert(&op, access, Self::inserter(&op), &mut satisfied, &guard);
+            let left = op.left_at(access.index);
+            let insertion = insert(&op, access, left, Self::inserter(&op, access), &mut satisfied, &guard);
             assert!(matches!(insertion, Insertion::Linked), "another push is stalled on this variable");
         }
         Self { op, inserted: accesses, satisfied, tail: std::ptr::null(), guard }
@@ -189,7 +230,7 @@ impl<T> Stalled<T> {
         let last = stalled.op.accesses().last().expect("the operation has an access");
         // Relaxed: no other thread uses the queue.
         let tail = last.queue().tail.load(Relaxed, &stalled.guard).as_raw();
-        let insertion = insert(&stalled.op, last, by, &mut stalled.satisfied, &stalled.guard);
+        let insertion = insert(&stalled.op, last, ONE, by, &mut stalled.satisfied, &stalled.guard);
         assert!(matches!(insertion, Insertion::Linked), "another push is stalled on this variable");
         // Relaxed: no other thread uses the queue.
         last.queue().tail.store(Shared::from(tail), Relaxed);
@@ -199,7 +240,7 @@ impl<T> Stalled<T> {
     /// Inserts all accesses of `op` without interference, then stalls before moving the last tail. Another operation
     /// must be pending on the last variable.
     pub fn before_swing(op: OpRef<T>) -> Self {
-        let by = Self::inserter(&op);
+        let by = Self::inserter(&op, op.accesses().last().expect("the operation has an access"));
         let (stalled, tail) = Self::before_last_swing(op, by);
         Self { inserted: stalled.inserted + 1, tail, ..stalled }
     }
@@ -226,44 +267,46 @@ impl<T> Stalled<T> {
 #[cold]
 pub(super) fn help<'g, T>(mut target: &'g Op<T>, guard: &'g Guard) {
     while let Some(access) = target.next_unregistered() {
-        if let Insertion::Behind(other) = insert(target, access, Inserter::Helper, &mut 0, guard) {
+        let left = target.left_at(access.index);
+        if let Insertion::Behind(other) = insert(target, access, left, Inserter::Helper, &mut 0, guard) {
             target = other;
         }
     }
 }
 
-/// Appends `access` to its variable's queue, unless it is already there or a half-pushed operation is in the way.
+/// Appends `access`, with this value of [`left_at`](Op::left_at), to its variable's queue, unless it is already there or
+/// a half-pushed operation is in the way.
 #[inline(always)]
 pub(super) fn insert<'g, T>(
     target: &Op<T>,
     access: &Access<T>,
+    left: u32,
     by: Inserter,
     satisfied: &mut u32,
     guard: &'g Guard,
 ) -> Insertion<'g, T> {
     let queue = access.queue();
     let own = by != Inserter::Helper;
-    let sole = by == Inserter::SolePusher;
-    // Until one of its accesses is linked, an operation is known only to its pusher, which may therefore set flags with
-    // a store.
-    let unseen = sole || own && access.index == 0;
+    // Until one of its accesses is linked, an operation is known only to its pusher. No other thread can therefore have
+    // linked this access, and the pusher may set flags with a store.
+    let unseen = matches!(by, Inserter::SolePusher | Inserter::FirstPusher);
     loop {
         // Acquire (edge `swing`): the access at the tail and its deferred flags.
         let tail_word = queue.tail.load(Acquire, guard);
         // SAFETY: the tail is never null, and an access to which it has pointed while this thread was pinned is not
         // reclaimed (edge `retire`).
         let tail = unsafe { tail_word.deref() };
-        if !sole && std::ptr::eq(tail, access) {
+        if !unseen && std::ptr::eq(tail, access) {
             if !own {
                 pause::at(Point::HelpBeforeAdvance);
             }
-            target.register(access.index);
+            target.register(left);
             return Insertion::AlreadyLinked;
         }
         tail.check();
         pause::at(Point::PushReadTail);
         // Acquire (edges `link`, `complete`): the next access and the writes published with the flags. Also keeps the
-        // load of `registered` below after this load.
+        // load of `unregistered` below after this load.
         let word = tail.word.load(Acquire, guard);
         if !word.is_null() {
             swing(queue, tail, word, guard);
@@ -271,18 +314,20 @@ pub(super) fn insert<'g, T>(
         }
         pause::at(Point::PushReadWord);
         if !removed(Step::HelpBeforeAppend) && !tail.is_sole() {
-            if let Some(other) = tail.op().filter(|other| !other.is_registered()) {
+            // SAFETY: a variable's initial access counts as a sole one.
+            let other = unsafe { tail.own_op() };
+            if !other.is_registered() {
                 return Insertion::Behind(other);
             }
         }
-        if !sole && !removed(Step::RereadRegistered) && target.is_past(access.index) {
+        if !unseen && !removed(Step::RereadRegistered) && target.is_past(left) {
             return Insertion::AlreadyLinked;
         }
         // Relaxed: a thread that inserts behind the deletion has acquired the tail, which was moved after the flag was
         // set.
         if queue.closed.load(Relaxed)
             && !target.queued.passes_closed()
-            && target.reject(access.index) == Rejection::AlreadyLinked
+            && target.reject(left) == Rejection::AlreadyLinked
         {
             continue;
         }
@@ -292,7 +337,7 @@ pub(super) fn insert<'g, T>(
             // Relaxed: published by the linking CAS.
             access.word.store(Shared::null().with_tag(grantable), Relaxed);
         }
-        let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag() | linked(grantable));
+        let link = tagged(access, word.tag() | linked(grantable));
         pause::at(Point::PushBeforeLink);
         // Release (edge `link`): publishes the access. The load acquired the writes published with the flags that the
         // access is granted: the word has not changed since, and a flag set twice (`grant`) has nothing new to release.
@@ -304,14 +349,13 @@ pub(super) fn insert<'g, T>(
             access.defer_flags(grantable);
         } else if unseen {
             *satisfied += u32::from(access.mode().is_satisfied_by(grantable));
-        } else {
+        } else if grantable != 0 {
             *satisfied += access.grant(grantable);
         }
         pause::at(Point::PushBeforeSwing);
         // Release (edge `swing`): hands over the access and its deferred flags. Fails if another thread has moved the
         // tail.
-        let _ =
-            queue.tail.compare_exchange(tail_word, Shared::from(std::ptr::from_ref(access)), Release, Relaxed, guard);
+        let _ = queue.tail.compare_exchange(tail_word, tagged(access, 0), Release, Relaxed, guard);
         pause::at(Point::PushBeforeRetire);
         if grantable & WRITE_OK != 0 {
             // The predecessor had `WRITE_OK` and `DONE`, and now has a next access.

@@ -12,7 +12,7 @@ use super::{
     Access,
     Mode::{self, Await, Overwrite, Read, Write},
     Op, OpRef, ReadyList, VarQueue,
-    access::{DONE, READ_OK, WRITE_OK, grantable_at_link, linked, newly_grantable},
+    access::{Arity, DONE, READ_OK, WRITE_OK, grantable_at_link, linked, newly_grantable},
     complete::{Spent, complete, complete_access},
     followers::{MAX_FOLLOWERS, followers},
     op::{INLINE_ACCESSES, Rejection},
@@ -139,8 +139,17 @@ fn pushed(accesses: &[(&Var, Mode)]) -> (Known, bool) {
 /// Inserts the first access of `op` as its pusher, then stops. Returns the number of satisfied accesses.
 fn begun(op: Known, guard: &Guard) -> u32 {
     let mut satisfied = 0;
-    assert!(matches!(insert(&op, &op.accesses()[0], Inserter::Pusher, &mut satisfied, guard), Insertion::Linked));
+    let (first, left) = (&op.accesses()[0], op.left_at(0));
+    let insertion = insert(&op, first, left, Inserter::FirstPusher, &mut satisfied, guard);
+    assert!(matches!(insertion, Insertion::Linked));
     satisfied
+}
+
+/// Inserts an access of `op` as a helper.
+fn helped(op: Known, index: u32, guard: &Guard) -> Insertion<'_, Task> {
+    let record = &*op;
+    let access = &record.accesses()[index as usize];
+    insert(record, access, record.left_at(index), Inserter::Helper, &mut 0, guard)
 }
 
 /// Continues a [begun] push.
@@ -339,7 +348,7 @@ fn a_linked_access_is_not_inserted_again() {
     let guard = epoch::pin();
     let (first, _) = pushed(&[(&a, Write), (&b, Write)]);
     let (second, _) = pushed(&[(&b, Write)]);
-    assert!(matches!(insert(&first, &first.accesses()[1], Inserter::Helper, &mut 0, &guard), Insertion::AlreadyLinked));
+    assert!(matches!(helped(first, 1, &guard), Insertion::AlreadyLinked));
     let last = &second.accesses()[0];
     assert_eq!(b.tail(), std::ptr::from_ref(last));
     // Relaxed: there is only one thread.
@@ -354,12 +363,11 @@ fn an_access_that_a_helper_inserts_is_counted_by_the_next_insertion() {
     let guard = epoch::pin();
     let half = operation(&[(&a, Write), (&b, Write)]);
     let satisfied = begun(half, &guard);
-    assert!(matches!(insert(&half, &half.accesses()[0], Inserter::Helper, &mut 0, &guard), Insertion::AlreadyLinked));
+    assert!(matches!(helped(half, 0, &guard), Insertion::AlreadyLinked));
     assert_eq!(half.next_unregistered().map(|access| access.index), Some(1));
-    let last = &half.accesses()[1];
-    assert!(matches!(insert(&half, last, Inserter::Helper, &mut 0, &guard), Insertion::Linked));
+    assert!(matches!(helped(half, 1, &guard), Insertion::Linked));
     assert_eq!(half.next_unregistered().map(|access| access.index), Some(1));
-    assert!(matches!(insert(&half, last, Inserter::Helper, &mut 0, &guard), Insertion::AlreadyLinked));
+    assert!(matches!(helped(half, 1, &guard), Insertion::AlreadyLinked));
     assert!(half.next_unregistered().is_none());
     assert_eq!(finish_push(half, satisfied, &guard), READY);
     assert_eq!(end(half), []);
@@ -444,25 +452,26 @@ fn registrations_are_counted_one_by_one_and_a_linked_access_is_not_rejected() {
     let op = operation(&[(&a, Read), (&b, Read)]);
     let record = &*op;
     let next = || record.next_unregistered().map(|access| access.index);
-    let past = || [0, 1].map(|index| record.is_past(index));
-    record.register(1);
+    let left = |index| record.left_at(index);
+    let past = || [0, 1].map(|index| record.is_past(left(index)));
+    record.register(left(1));
     assert_eq!((next(), past(), record.is_registered()), (Some(0), [false, false], false));
-    record.register(0);
+    record.register(left(0));
     assert_eq!((next(), past(), record.is_registered()), (Some(1), [true, false], false));
-    record.register(0);
+    record.register(left(0));
     assert_eq!(next(), Some(1));
-    assert_eq!(record.reject(0), Rejection::AlreadyLinked);
+    assert_eq!(record.reject(left(0)), Rejection::AlreadyLinked);
     assert!(!record.is_rejected());
-    assert_eq!(record.reject(1), Rejection::Rejected);
+    assert_eq!(record.reject(left(1)), Rejection::Rejected);
     assert!(record.is_rejected());
-    assert_eq!(record.reject(1), Rejection::Rejected);
-    assert_eq!(record.reject(0), Rejection::AlreadyLinked);
+    assert_eq!(record.reject(left(1)), Rejection::Rejected);
+    assert_eq!(record.reject(left(0)), Rejection::AlreadyLinked);
     assert_eq!((next(), past(), record.is_registered()), (Some(1), [true, false], false));
-    record.register(1);
+    record.register(left(1));
     assert_eq!((next(), past(), record.is_registered()), (None, [true, true], true));
     assert!(record.is_rejected());
-    assert_eq!(record.reject(1), Rejection::AlreadyLinked);
-    assert!(record.end_registration(2));
+    assert_eq!(record.reject(left(1)), Rejection::AlreadyLinked);
+    assert!(record.end_registration(Arity::Several));
     assert_eq!((next(), record.is_registered(), record.is_rejected()), (None, true, true));
     // The operation was never in a queue, so this test owns all its shares.
     drop(op.owned().completed(2));

@@ -149,7 +149,7 @@ impl Push {
             // The tail never moves back.
             At::SwingNext { tail, .. } | At::Swing { tail, .. } => state.tail[variable_of(tail) as usize] != tail,
             At::LoadTheirRegistered { tail, .. } => op_of(tail).is_some_and(is_counted),
-            At::RereadRegistered { .. } => self.is_unseen() || is_counted(self.target),
+            At::RereadRegistered { .. } => is_counted(self.target),
             At::HelpNext => is_counted(self.target),
             At::LoadDeferred { tail, flags } => is_late(tail, flags) || state.has_settled(tail, program),
             At::StoreWord { .. } => true,
@@ -481,8 +481,10 @@ impl Push {
 
     /// Continues once the operation at the tail is registered or needs no help.
     fn after_help(&mut self, sole: bool, tail: Access, flags: u8, world: &World<'_>) -> At {
-        // A pusher that counted all accesses in advance cannot tell whether an access is in its queue.
-        if !sole && world.has(Rule::Reread) && (self.helping || world.has(Rule::RegisterWhenAllAreIn)) {
+        // No other thread knows an operation before its first access is linked. A pusher that counted all accesses in
+        // advance cannot tell whether an access is in its queue.
+        let unseen = sole || self.is_unseen();
+        if !unseen && world.has(Rule::Reread) && (self.helping || world.has(Rule::RegisterWhenAllAreIn)) {
             At::RereadRegistered { tail, flags }
         } else {
             At::LoadDeferred { tail, flags }
