@@ -201,17 +201,16 @@ struct Readme;
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub mod internals {
+    #[cfg(raddle_shuttle)]
+    pub use crate::sync::announced;
     #[cfg(raddle_pause)]
     pub use crate::testing::pause::{Point, Stop, passings};
-    #[cfg(raddle_loom)]
-    pub use crate::{
-        device::timeline::{DeviceUses, Recorded, Timeline},
-        engine::fault::{Fault, FaultLock},
-    };
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
+        device::timeline::{DeviceUses, Recorded, Timeline},
         engine::{
             cancellable::{Cancellable, Function},
+            fault::{Fault, FaultLock},
             fork::Slots,
         },
         error::failures::Failures,

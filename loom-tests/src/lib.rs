@@ -23,17 +23,25 @@
 //! [shuttle](https://github.com/awslabs/shuttle), which tries random schedules. So each model states a number of
 //! schedules instead of a bound.
 
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub mod checker;
+#[cfg(raddle_shuttle)]
+mod exhaustive;
+#[cfg(any(raddle_loom, raddle_shuttle))]
 mod pending;
+#[cfg(raddle_shuttle)]
+mod schedule;
 #[cfg(raddle_shuttle)]
 mod schedules;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 #[path = "../../testkit/src/shapes.rs"]
 #[allow(missing_docs)]
 pub mod shapes;
+#[cfg(raddle_shuttle)]
+mod steps;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 mod twin;
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 mod world;
 
 /// Completes and drops an operation without variables.
@@ -44,15 +52,19 @@ pub fn end_alone<T>(op: raddle::internals::OpRef<T>) {
     assert!(ready.is_empty(), "an operation was behind one that uses no variable");
 }
 
+#[cfg(raddle_shuttle)]
+pub use exhaustive::{COMPLETE, model};
 #[cfg(raddle_loom)]
 pub use model::{COMPLETE, model};
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 pub use pending::{Count, Place, leave, pending, push_async};
+#[cfg(raddle_shuttle)]
+pub use schedule::schedule;
 #[cfg(raddle_shuttle)]
 pub use schedules::explore;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use twin::{twin_must_fail, without};
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 pub use world::{StalledPush, Task, World};
 
 #[cfg(raddle_loom)]

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use loom::{alloc::Track, cell::UnsafeCell};
+use crate::checker::{alloc::Track, cell::UnsafeCell};
 use raddle::internals::{Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, end, push};
 
 /// The task that the models store in an operation's record.

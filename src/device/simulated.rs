@@ -488,7 +488,7 @@ impl Driver for SimulatedGpu {
 }
 
 /// Returns an event not recorded by any stream, for models.
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn unrecorded() -> Event {
     Event::new(Arc::new(Moment::new()))
 }

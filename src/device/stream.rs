@@ -305,7 +305,7 @@ impl GpuStream {
     }
 }
 
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 impl GpuStream {
     /// Returns a stream without a lane, for models.
     pub fn alone(gpu: &SimulatedGpu) -> Self {

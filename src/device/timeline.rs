@@ -92,7 +92,7 @@ pub struct Recorded {
     pub clock: Clock,
 }
 
-#[cfg(raddle_loom)]
+#[cfg(any(raddle_loom, raddle_shuttle))]
 impl Recorded {
     /// Returns a point for models, in which no stream waits for the event.
     pub fn point(seq: u64) -> Self {

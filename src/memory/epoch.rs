@@ -173,8 +173,8 @@ mod model {
     /// The kind of reclamation that a model uses.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Flavour {
-        /// crossbeam-epoch itself, on loom's atomics: for models with two threads.
-        #[cfg(raddle_loom)]
+        /// crossbeam-epoch itself, on loom's atomics: for models with two threads. Under shuttle, the same as
+        /// `Contract`.
         Crossbeam,
         /// The contract only. A retired object is reclaimed as soon as the last of the guards that existed when it was
         /// retired is dropped, regardless of later pins. A thread that creates a guard after a `retire` sees what was
@@ -211,7 +211,7 @@ mod model {
             match self {
                 #[cfg(raddle_loom)]
                 Self::Crossbeam => _ = crossbeam_epoch::default_collector(),
-                Self::Contract | Self::ContractForReaders => _ = &*EPOCH,
+                _ => _ = &*EPOCH,
             }
         }
     }
@@ -240,6 +240,10 @@ mod model {
     /// Returns the last value of `word`. Uses a failing exchange, since a load may return an older value and a
     /// successful exchange would write.
     fn last(word: &AtomicUsize, order: crate::sync::Ordering) -> usize {
+        // Under shuttle, every load returns the last value.
+        if cfg!(raddle_shuttle) {
+            return word.load(order);
+        }
         word.compare_exchange(usize::MAX, usize::MAX, order, order).unwrap_or_else(|value| value)
     }
 
@@ -266,7 +270,7 @@ mod model {
         match FLAVOUR.get() {
             #[cfg(raddle_loom)]
             Flavour::Crossbeam => Guard::Crossbeam(crossbeam_epoch::pin()),
-            Flavour::Contract | Flavour::ContractForReaders => {
+            _ => {
                 // Acquire: what was done before each earlier `retire`. Objects retired later wait for this guard, since
                 // loom and shuttle do not switch threads between this step and the entry into the registry.
                 last(&EPOCH.retired, Acquire);
@@ -333,6 +337,9 @@ mod model {
                 if std::thread::panicking() {
                     return;
                 }
+                // A drop and a `retire` do not commute.
+                #[cfg(raddle_shuttle)]
+                last(&EPOCH.retired, Relaxed);
                 let waited_for = |registry: &Registry| registry.limbo.iter().any(|(guards, _)| guards.contains(&guard));
                 let is_needed = FLAVOUR.get() == Flavour::ContractForReaders;
                 if is_needed || waited_for(&EPOCH.registry.lock().unwrap()) {

@@ -24,8 +24,9 @@
 //! and release. Where two sides must not miss each other, raddle therefore uses `fence(SeqCst)`, which loom models. The
 //! model of the deque checks the users of the deque, not crossbeam-deque itself.
 //!
-//! shuttle treats every access as `SeqCst` and tries random schedules rather than all of them: it is for models too
-//! large for loom, up to whole engines, and says nothing about orderings.
+//! shuttle treats every access as `SeqCst`, so it says nothing about orderings. It tries random schedules of models too
+//! large for loom, up to whole engines; of the models for loom that have two threads, it tries all schedules that can
+//! differ, as far as they are not too many. For this, its atomics announce each access (`announced`).
 //!
 //! # Under `ThreadSanitizer`
 //!
@@ -34,6 +35,8 @@
 //! [`acquire`]. The `SeqCst` fences order only words that are themselves atomics, and remain; no other module may use a
 //! fence to hand over data. crossbeam's crates have their own switches.
 
+#[cfg(raddle_shuttle)]
+pub mod announced;
 pub(crate) mod deque;
 pub(crate) mod fork;
 
@@ -232,12 +235,8 @@ mod imp {
 mod imp {
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, mpsc};
     // shuttle has no `OnceLock`.
+    pub(crate) use super::announced as atomic;
     pub(crate) use std::sync::OnceLock;
-    pub(crate) mod atomic {
-        pub(crate) use shuttle::sync::atomic::{
-            AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence,
-        };
-    }
     pub(crate) mod thread {
         pub(crate) use shuttle::thread::{Builder, JoinHandle, Thread, current, park, yield_now};
 

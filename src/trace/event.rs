@@ -474,7 +474,7 @@ mod tests {
         let count = if name.is_empty() && N <= 1 { 1 } else { 2 };
         let mut slots = [first, second].into_iter().take(count);
         // SAFETY: (1): they are the slots of a push.
-        let event = unsafe { read(|| slots.next(), |_| 5_000) }.expect("an event");
+        let event = unsafe { read(|| slots.next(), |_| 5_000) }.expect("an event should be read");
         assert!(slots.next().is_none(), "a slot was not read");
         assert_eq!((event.ticks, event.op), (ticks, OpId(77)));
         let What::Pushed(pushed) = event.what else { panic!("not a push: {event:?}") };

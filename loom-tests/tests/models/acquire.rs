@@ -2,8 +2,8 @@
 //! operation (`OpHandle::ignore`).
 use std::sync::Arc;
 
-use loom::{cell::UnsafeCell, thread};
 use raddle::{Engine, EngineKind, WaitError, internals::Flavour};
+use raddle_loom_tests::checker::{cell::UnsafeCell, thread};
 use raddle_loom_tests::{model, pending};
 
 /// A value whose cell reports races.

@@ -12,13 +12,13 @@ use std::{
     },
 };
 
-use loom::thread;
 use raddle::internals::{
     Flavour::{self, Contract, Crossbeam},
     Mode::{self, Await, Overwrite, Read, Write},
     Op, OpRef, ReadyList, Step, each_waiting, followers, pin, walk_blocked,
 };
-use raddle_loom_tests::{COMPLETE, Task, World, model, must_fail, without};
+use raddle_loom_tests::checker::thread;
+use raddle_loom_tests::{COMPLETE, Task, World, model, must_fail, must_fail_under_loom, without};
 
 /// An operation runs and completes on one thread while another thread creates and pushes the next one.
 fn hand_over(before: Mode, after: Mode) {
@@ -67,7 +67,7 @@ fn completing_with_relaxed_ordering() {
 
 #[test]
 fn without_release_a_completion_hands_nothing_over() {
-    must_fail!(completing_with_relaxed_ordering, "Causality violation");
+    must_fail_under_loom!(completing_with_relaxed_ordering, "Causality violation");
 }
 
 /// The successor's push is stalled after its first access, so a third thread may insert the second access while the

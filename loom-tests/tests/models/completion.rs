@@ -8,11 +8,11 @@ use std::{
     task::{Poll, Waker},
 };
 
-use loom::{cell::UnsafeCell, thread};
 use raddle::{
     Cause, Completion, Engine, EngineKind, OpContext, WaitError,
     internals::{AsyncState, Flavour, Oneshot, Step, Waiter},
 };
+use raddle_loom_tests::checker::{cell::UnsafeCell, thread};
 use raddle_loom_tests::shapes::*;
 use raddle_loom_tests::{COMPLETE, Count, model, must_fail, pending, without};
 

@@ -6,16 +6,16 @@
 
 use std::sync::Arc;
 
-use loom::{
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
-    thread,
-};
 use raddle::{
     Engine, EngineKind,
     internals::{
         Flavour::{self, Contract, Crossbeam},
         Mode::{Read, Write},
     },
+};
+use raddle_loom_tests::checker::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
 };
 use raddle_loom_tests::{World, model, shapes::*};
 

@@ -11,12 +11,12 @@ use std::{
     time::Duration,
 };
 
-use loom::{cell::UnsafeCell, thread};
 use raddle::{
     GpuStream, ImportedStream, SimulatedGpu,
     internals::{DeviceUses, Fault, FaultLock, Flavour, Mode, Recorded, Step, Timeline},
 };
-use raddle_loom_tests::{COMPLETE, model, must_fail, without};
+use raddle_loom_tests::checker::{cell::UnsafeCell, thread};
+use raddle_loom_tests::{COMPLETE, model, must_fail, must_fail_under_loom, without};
 
 /// The data written by a device, or recorded by a lane about an operation.
 struct Data(UnsafeCell<u64>);
@@ -76,7 +76,7 @@ fn without_the_release_of_the_number() {
 
 #[test]
 fn without_the_release_of_the_number_the_writes_of_an_operation_are_not_seen() {
-    must_fail!(without_the_release_of_the_number, "Causality violation");
+    must_fail_under_loom!(without_the_release_of_the_number, "Causality violation");
 }
 
 /// One published number completes two operations. Two threads check one operation each; a thread that finds its
@@ -261,7 +261,7 @@ fn without_the_release_of_the_number_by_a_lane_that_fails() {
 
 #[test]
 fn without_the_release_of_the_number_a_failure_is_missed() {
-    must_fail!(without_the_release_of_the_number_by_a_lane_that_fails, "a lost device did not do");
+    must_fail_under_loom!(without_the_release_of_the_number_by_a_lane_that_fails, "a lost device did not do");
 }
 
 /// A wait may return immediately only if nothing is in flight and nothing has failed. Here, the operation either is in
@@ -381,7 +381,7 @@ fn without_the_wait_before_an_included_stream() {
 
 #[test]
 fn without_the_wait_before_an_included_stream_its_work_comes_too_early() {
-    must_fail!(without_the_wait_before_an_included_stream, "a kernel panicked");
+    must_fail_under_loom!(without_the_wait_before_an_included_stream, "a kernel panicked");
 }
 
 #[test]
@@ -394,7 +394,7 @@ fn without_the_wait_behind_an_included_stream() {
 
 #[test]
 fn without_the_wait_behind_an_included_stream_its_work_comes_too_late() {
-    must_fail!(without_the_wait_behind_an_included_stream, "a kernel panicked");
+    must_fail_under_loom!(without_the_wait_behind_an_included_stream, "a kernel panicked");
 }
 
 /// A kernel waits for an event of another device, which another thread polls.

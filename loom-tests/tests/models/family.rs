@@ -5,11 +5,11 @@ use std::sync::{
     atomic::{AtomicUsize as Counter, Ordering::Relaxed},
 };
 
-use loom::{cell::UnsafeCell, sync::Mutex, thread};
 use raddle::{
     Completion, Engine, EngineKind,
     internals::{FamilyCount, Flavour, Step},
 };
+use raddle_loom_tests::checker::{cell::UnsafeCell, sync::Mutex, thread};
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
 /// A value whose cell reports races.

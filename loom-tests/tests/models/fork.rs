@@ -2,8 +2,8 @@
 //! a child sees the writes made before the fork, since in the models a thread of the same process stands for the child.
 use std::{ptr::NonNull, sync::Arc};
 
-use loom::{cell::UnsafeCell, thread};
 use raddle::internals::{Flavour, Slots};
+use raddle_loom_tests::checker::{cell::UnsafeCell, thread};
 use raddle_loom_tests::{COMPLETE, model};
 
 struct Engine(UnsafeCell<u32>);

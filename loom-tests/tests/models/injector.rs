@@ -2,11 +2,11 @@
 //! holds operations, except the default band.
 use std::sync::Arc;
 
-use loom::thread;
 use raddle::{
     IdlePolicy,
     internals::{DEFAULT_BAND, Flavour, Injector, Lane, LaneOptions, OpRef, Step},
 };
+use raddle_loom_tests::checker::thread;
 use raddle_loom_tests::{end_alone, model, must_fail, without};
 
 fn op(number: usize, band: u8) -> OpRef<usize> {

@@ -1,6 +1,6 @@
 //! The models under loom, one module for each protocol.
 
-#![cfg(raddle_loom)]
+#![cfg(any(raddle_loom, raddle_shuttle))]
 
 mod acquire;
 mod cancel;

@@ -5,12 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use loom::{
+use raddle::internals::{Flavour, Node, Stack};
+use raddle_loom_tests::checker::{
     cell::UnsafeCell,
     sync::atomic::{AtomicPtr, Ordering::Relaxed},
     thread,
 };
-use raddle::internals::{Flavour, Node, Stack};
 use raddle_loom_tests::model;
 
 struct Batch {

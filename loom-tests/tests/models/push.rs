@@ -8,12 +8,12 @@
 
 use std::sync::Arc;
 
-use loom::thread;
 use raddle::internals::{
     Flavour::{self, Contract, Crossbeam},
     Mode::{self, Read, Write},
     OpRef, Step,
 };
+use raddle_loom_tests::checker::thread;
 use raddle_loom_tests::{StalledPush, Task, World, model, must_fail, without};
 
 /// Pushes lists of operations, the last list on this thread and each other list on a separate thread. Another thread

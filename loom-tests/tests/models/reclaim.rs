@@ -10,13 +10,13 @@
 
 use std::sync::Arc;
 
-use loom::thread;
 use raddle::internals::{
     DEFAULT_BAND,
     Flavour::{self, Contract, Crossbeam},
     Mode::{self, Read, Write},
     OpRef, ReadyList, Step,
 };
+use raddle_loom_tests::checker::thread;
 use raddle_loom_tests::{COMPLETE, World, end_alone, model, must_fail, without};
 
 /// One thread uses an idle variable again while another checks whether the variable is idle.

@@ -12,11 +12,11 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use loom::{cell::UnsafeCell, sync::atomic::AtomicUsize, thread};
 use raddle::{
     Engine, EngineKind, PushError, Shutdown, WriteGuard,
     internals::{Flavour, PendingOps, Step, Waited, WakerKey},
 };
+use raddle_loom_tests::checker::{cell::UnsafeCell, sync::atomic::AtomicUsize, thread};
 use raddle_loom_tests::shapes::*;
 use raddle_loom_tests::{COMPLETE, Count, Place, leave, model, must_fail, without};
 

@@ -11,11 +11,11 @@ use std::{
     time::Instant,
 };
 
-use loom::{
+use raddle::internals::{Aside, Flavour, Laid, PendingOps, SpareThreads, Step, Stopped};
+use raddle_loom_tests::checker::{
     sync::{Mutex, atomic::AtomicBool},
     thread,
 };
-use raddle::internals::{Aside, Flavour, Laid, PendingOps, SpareThreads, Step, Stopped};
 use raddle_loom_tests::{COMPLETE, leave, model, must_fail, without};
 
 /// A worker is offered to a thread whose time limit has passed: the thread takes it, or the offer returns it.

@@ -1,7 +1,8 @@
 //! The happens-before edges that a variable adds, through its version and through its count of handles.
 use std::sync::Arc;
 
-use loom::{
+use raddle::{Device, Engine, EngineKind, SimulatedGpu, Token, internals::Flavour::Contract};
+use raddle_loom_tests::checker::{
     cell::UnsafeCell,
     sync::atomic::{
         AtomicBool,
@@ -9,7 +10,6 @@ use loom::{
     },
     thread,
 };
-use raddle::{Device, Engine, EngineKind, SimulatedGpu, Token, internals::Flavour::Contract};
 use raddle_loom_tests::model;
 use raddle_loom_tests::shapes::*;
 

@@ -5,11 +5,11 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use loom::thread;
 use raddle::{
     VarWait, WaitError,
     internals::{Flavour::Contract, Step},
 };
+use raddle_loom_tests::checker::thread;
 use raddle_loom_tests::{model, must_fail, pending, push_async, without};
 
 fn poll(wait: &mut VarWait) -> Poll<Result<(), WaitError>> {
