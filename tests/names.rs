@@ -4,10 +4,14 @@
 
 use raddle_testkit as common;
 
-use std::{thread, time::Instant};
+use std::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+    time::Instant,
+};
 
-use common::{KINDS, PATIENCE, on_kinds};
-use raddle::{EngineKind, PushError};
+use common::{Droppable, Drops, KINDS, PATIENCE, on_kinds};
+use raddle::{Engine, EngineKind, PushError, Shutdown, Var};
 
 #[test]
 fn errors_of_pushes_name_the_operation_and_the_variable() {
@@ -87,6 +91,81 @@ fn a_push_that_a_concurrent_deletion_refuses_names_both() {
                 }
             });
         }
+    });
+}
+
+/// Races pushes of `push` with deletions of its variables until some pushes have been refused. Asserts that each capture
+/// was dropped once.
+fn race_with_deletions<const N: usize>(
+    engine: &Engine,
+    push: impl Fn(&Engine, &[Var<i32>; N], Droppable) -> Result<(), PushError> + Sync,
+) {
+    let drops = Drops::new();
+    let (mut refused, mut round, start) = (0, 0, Instant::now());
+    while round < 300 || refused == 0 {
+        assert!(start.elapsed() < PATIENCE, "no push was refused");
+        round += 1;
+        let vars: [Var<i32>; N] = std::array::from_fn(|_| engine.var(0));
+        let is_deleting = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                is_deleting.store(true, Relaxed);
+                vars.iter().rev().for_each(|var| engine.delete_variable(var, |_| {}).unwrap());
+            });
+            while !is_deleting.load(Relaxed) {
+                thread::yield_now();
+            }
+            for _ in 0..20 {
+                match push(engine, &vars, drops.make()) {
+                    Ok(()) => {}
+                    Err(PushError::DeletedVariable(_)) => refused += 1,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+        engine.wait_for_all().unwrap();
+    }
+    engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+    drops.assert_all_gone();
+}
+
+/// Operations with up to four accesses and no property but a name have push paths of their own.
+#[test]
+fn short_pushes_refused_by_a_concurrent_deletion_drop_their_captures_once() {
+    for kind in KINDS {
+        race_with_deletions(&common::engine(kind, 1), |engine, [a]: &[Var<i32>; 1], capture| {
+            engine.op("one").push(a.write(), move |_| drop(capture))
+        });
+        race_with_deletions(&common::engine(kind, 1), |engine, [a, b]: &[Var<i32>; 2], capture| {
+            engine.op("two").push((b.write(), a.read()), move |_| drop(capture))
+        });
+        race_with_deletions(&common::engine(kind, 1), |engine, [a, b, c, d]: &[Var<i32>; 4], capture| {
+            engine.op("four").push((c.read(), a.write(), d.write(), b.read()), move |_| drop(capture))
+        });
+    }
+}
+
+/// The other reasons for which a short push is refused.
+#[test]
+fn short_pushes_that_are_refused_drop_their_captures_once() {
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let (a, b, c) = (engine.var(0), engine.var(0), engine.var(0));
+        let pushes = |is_accepted: bool| {
+            let [two, three, twice] = [drops.make(), drops.make(), drops.make()];
+            let pushed = engine.op("two").push((a.write(), b.read()), move |_| drop(two));
+            assert_eq!(pushed.is_ok(), is_accepted, "{pushed:?}");
+            let pushed = engine.op("three").push((c.write(), b.read(), a.read()), move |_| drop(three));
+            assert_eq!(pushed.is_ok(), is_accepted, "{pushed:?}");
+            let pushed = engine.op("twice").push((a.write(), a.read()), move |_| drop(twice));
+            let is_alias = matches!(pushed, Err(PushError::AliasedVariable(_)));
+            assert!(is_alias, "{pushed:?}");
+        };
+        pushes(true);
+        engine.wait_for_all().unwrap();
+        engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+        pushes(false);
+        drops.assert_all_gone();
     });
 }
 

@@ -503,12 +503,13 @@ fn a_cancelled_engine_lets_every_wait_end_and_runs_nothing_more() {
 }
 
 /// Threads push to an engine with workers while it shuts down: each push is refused, or its operation has run when the
-/// shutdown returns. Plain operations with one access have their own push path.
+/// shutdown returns. Operations with one access, with two, and with a priority
+/// have push paths of their own.
 fn pushes_to_a_pool_that_shuts_down() {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
     let (one, other) = (engine.var(()), engine.var(()));
-    let threads = [1, 2].map(|accesses| {
+    let threads = [0, 1, 2].map(|accesses| {
         let (engine, one, other) = (engine.clone(), one.clone(), other.clone());
         let ran = Arc::new(AtomicUsize::new(0));
         let runs = Arc::clone(&ran);
@@ -518,6 +519,7 @@ fn pushes_to_a_pool_that_shuts_down() {
                 let ran = Arc::clone(&runs);
                 let run = move || _ = ran.fetch_add(1, Relaxed);
                 let pushed = match accesses {
+                    0 => engine.op("").priority(1).push((), move |()| run()),
                     1 => engine.op("").push(one.write(), move |_| run()),
                     _ => engine.op("").push((one.read(), other.write()), move |_| run()),
                 };

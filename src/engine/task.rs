@@ -3,8 +3,9 @@
 //! # States
 //!
 //! 1. *Begun* ([`Task::begin`]): the ticket, the lane and the flags are set.
-//! 2. *Filled* ([`Task::fill`]): the name, the location and the function are set. The operation may be enqueued. If the
-//!    engine records, the operation receives a number first ([`Task::set_recorded`]).
+//! 2. *Filled* ([`Task::fill`], or [`Task::describe`] and [`Task::fill_job`]): the name, the location and the function
+//!    are set. The operation may be enqueued. If the engine records, the operation receives a number first
+//!    ([`Task::set_recorded`]).
 //! 3. *Started* ([`Op::start`]), at most once: the function has run or is running. If the function does not run, it is
 //!    [discarded](Op::discard) in the epilogue instead.
 //! 4. *Reported* ([`Op::report`]): the result is set, if the operation reports one.
@@ -222,7 +223,7 @@ impl Task {
     /// Returns the operation's name, which is empty if the operation has none.
     pub(crate) fn name(&self) -> &Name {
         static NONE: Name = Name::EMPTY;
-        // SAFETY: with this flag, `fill` has initialised the name.
+        // SAFETY: with this flag, `describe` has initialised the name.
         if self.has(flag::NAMED) { unsafe { self.name.assume_init_ref() } } else { &NONE }
     }
 
@@ -281,7 +282,7 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        // SAFETY: `fill` has initialised the body, and this is its only drop.
+        // SAFETY: the body was initialised when the task was filled, and this is its only drop.
         self.body.with_mut(|body| unsafe { Body::new(body.cast()) }.drop_work());
         if self.has(flag::OWNS_NAME | flag::ASYNC) {
             self.drop_rest();
@@ -294,7 +295,7 @@ impl Task {
     #[inline(never)]
     fn drop_rest(&mut self) {
         if self.has(flag::NAMED) {
-            // SAFETY: with this flag, `fill` has initialised the name, and this is its only drop.
+            // SAFETY: with this flag, `describe` has initialised the name, and this is its only drop.
             let name = unsafe { self.name.assume_init_read() };
             // The name is retired, since a pinned thread that has found the operation may still read it.
             // SAFETY: a name is plain memory.
@@ -392,7 +393,7 @@ impl Op<Task> {
     /// # Safety
     /// 1. This thread is the only user of the body.
     unsafe fn with_body<R>(&self, f: impl FnOnce(&Body) -> R) -> R {
-        // SAFETY: (1), and `fill` has initialised the body.
+        // SAFETY: (1), and the body was initialised when the task was filled.
         self.task().body.with_mut(|body| f(&unsafe { Body::new(body.cast()) }))
     }
 
@@ -403,7 +404,7 @@ impl Op<Task> {
     ///    meantime.
     pub(super) unsafe fn joined(&self) -> Option<&Joined> {
         let body = self.task().body.with(|body| body.cast::<InlineJob>());
-        // SAFETY: (1): the field was written by `fill` and has been constant since.
+        // SAFETY: (1): the field was written when the task was filled and has been constant since.
         let vtable = unsafe { (*body).vtable };
         // SAFETY: (1): only the address of the field is computed.
         let storage = unsafe { &raw const (*body).storage };

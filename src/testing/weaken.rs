@@ -10,7 +10,7 @@
 pub enum Step {
     /// `tracker::insert` appends an access behind another operation only once that operation is in all its queues.
     HelpBeforeAppend,
-    /// `tracker::insert` reads `registered` again after it has read the tail and the word of the access there.
+    /// `tracker::insert` reads `unregistered` again after it has read the tail and the word of the access there.
     RereadRegistered,
     /// A completion moves the tail past an access before the access is retired.
     TailPastRetired,

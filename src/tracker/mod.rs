@@ -141,7 +141,7 @@
 //! word was read. As `insert` has checked, a different access was at the tail, with nothing linked behind it. So
 //! another access had been linked behind the access to insert, which happens only once the operation of the access to
 //! insert is fully registered, and the read of `unregistered` sees this. If the access was linked after the word was
-//! read, the word has changed and the CAS fails. Other threads know an operation only once its first access is linked,
+//! read, the word has changed and the CAS fails. Other threads insert accesses of an operation only once its first access is linked,
 //! so only the pusher inserts that access, and needs none of these checks for it. No word or tail returns to an old
 //! value while a thread that has read that value is pinned, since records are reused only after the epoch has passed,
 //! and an idle variable keeps its last access.

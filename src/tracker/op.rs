@@ -32,8 +32,8 @@ const REJECTED: u32 = 1;
 /// One access in `unregistered`.
 pub(super) const ONE: u32 = 2;
 
-/// One operation's record. It lives from [`OpRef::new_with`] until the shares of its holders and accesses have ended
-/// and the epoch has passed.
+/// One operation's record. It lives from its creation ([`OpRef::new_with`], [`OpRef::new_few`]) until the shares of its
+/// holders and accesses have ended and the epoch has passed.
 ///
 /// The head is followed directly by the accesses and then by the task, so an operation uses no more cache lines than it
 /// needs. Most operations have one access, which shares a line with the head if the pool has aligned the record.
@@ -235,7 +235,7 @@ impl<T> Op<T> {
     /// Returns the operation's access if it has exactly one.
     #[inline]
     pub(super) fn sole_access(&self) -> Option<&Access<T>> {
-        // SAFETY: `new_with` has initialised an access there if `inline` says so.
+        // SAFETY: the creator of the record has initialised an access there if `inline` says so.
         (self.inline == 1).then(|| unsafe { &*Self::first_place(self) })
     }
 

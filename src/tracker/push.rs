@@ -287,7 +287,7 @@ pub(super) fn insert<'g, T>(
 ) -> Insertion<'g, T> {
     let queue = access.queue();
     let own = by != Inserter::Helper;
-    // Until one of its accesses is linked, an operation is known only to its pusher. No other thread can therefore have
+    // Until one of its accesses is linked, only its pusher can insert an operation. No other thread can therefore have
     // linked this access, and the pusher may set flags with a store.
     let unseen = matches!(by, Inserter::SolePusher | Inserter::FirstPusher);
     loop {
