@@ -928,6 +928,44 @@ fn a_report_follows_the_most_urgent_result() {
 }
 
 #[test]
+fn a_report_says_for_how_long_a_worker_was_idle_while_an_operation_waited() {
+    watched(|| {
+        let recorder = Recorder::new();
+        let engine = Engine::builder().workers(1).recorder(&recorder).build().unwrap();
+        engine.op("alone").push((), |()| {}).unwrap();
+        engine.wait_for_all().unwrap();
+        let (started, has_started) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel::<()>();
+        let hold = move |()| {
+            started.send(()).unwrap();
+            receiver.recv().unwrap();
+        };
+        engine.op("holds").push((), hold).unwrap();
+        has_started.recv().unwrap();
+        let line = line!() + 1;
+        engine.op("behind").push((), |()| {}).unwrap();
+        thread::sleep(MOMENT);
+        sender.send(()).unwrap();
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        let data = report_data(&trace);
+        let rows = data.split_once(r#""ops":[["#).unwrap().1;
+        let idle = |name: &str| {
+            let index = data_list(&data, "names").iter().position(|other| *other == name).unwrap();
+            let row = rows.split("],[").find(|row| row.starts_with(&format!("{index},"))).expect("a row per name");
+            row.split(',').nth(6).unwrap().parse::<u128>().unwrap()
+        };
+        // The worker had nothing else to do, or ran a function for the whole time.
+        assert_eq!(idle("alone"), named(&trace, "alone").queued().unwrap().as_nanos());
+        assert!(idle("alone") > 0 && named(&trace, "behind").queued().unwrap() >= MOMENT);
+        assert_eq!(idle("behind"), 0);
+        // The last step of the critical path is `behind`, and the page names the place of each push.
+        assert!(data.ends_with(",0]]};"), "{data}");
+        assert!(data.contains(&format!(r#"["{}:{line}"]"#, file!().replace('\\', "\\\\"))), "{data}");
+    });
+}
+
+#[test]
 fn a_report_on_many_operations_includes_them_all_in_the_times_of_rows() {
     watched_for(Duration::from_secs(60), || {
         let recorder = Recorder::with_capacity(16 << 20);

@@ -1,7 +1,7 @@
 //! Reports: renders a trace as a single HTML page.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt::Write as _,
     io::{self, Write},
     time::Duration,
@@ -41,7 +41,8 @@ pub struct CriticalStep {
 impl Trace {
     /// Returns the critical path, a chain leading to the operation that ended last. Each operation is preceded by
     /// whichever of those that it depends on ended last, or, if all of them had ended before it was pushed, by the
-    /// operation that pushed it, if there is one. The whole run becomes shorter only if one of these steps does.
+    /// operation that pushed it, if there is one. The whole run can become shorter only if one of these steps does. It
+    /// does not if the program then waits longer before its next push, as it does if a timer sets its pace.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -151,6 +152,8 @@ impl Trace {
         let index: HashMap<OpId, usize> = ops.iter().enumerate().map(|(index, op)| (op.id, index)).collect();
         let critical = self.critical_path();
         let is_critical: HashSet<OpId> = critical.iter().map(|step| step.op).collect();
+        let idle = idle(&self.ops);
+        let idle = |op: OpId| idle.get(&op).map_or(0, Duration::as_nanos);
 
         let list = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(",");
         let mut data = String::from("{");
@@ -164,12 +167,17 @@ impl Trace {
             if lowest == highest { lowest.to_string() } else { format!("[{lowest},{highest}]") }
         };
         let _ = write!(data, r#""priorities":[{}],"#, list(&mut priorities.iter().map(of_name)));
+        let of_name = |sites: &BTreeSet<(&str, u32)>| {
+            let sites = &mut sites.iter().map(|(file, line)| Json(&format!("{file}:{line}")).to_string());
+            format!("[{}]", list(sites))
+        };
+        let _ = write!(data, r#""sites":[{}],"#, list(&mut sites(&ops, &name_of, names.len()).iter().map(of_name)));
         let drawn = ops.len().min(MAX_DRAWN);
         let Choice { result, results, tied } = choose(&ops[..drawn], &name_of, &priorities);
         let result = result.map_or("null".to_owned(), |name| name.to_string());
         let _ = write!(data, r#""result":{result},"results":{results},"tied":{tied},"#);
-        // A row: name, pushed, ready, started, ended, whether it is critical, the operations it depends on, runs, and
-        // the priority if the operations of this name have several.
+        // A row: name, pushed, ready, started, ended, whether it is critical, for how long it waited while a worker
+        // was idle, the operations it depends on, runs, and the priority if the operations of this name have several.
         let row = |(op, &name): (&&TracedOp, &usize)| {
             let time = |time: Option<Duration>| time.map_or("null".to_owned(), |time| nanos(time).to_string());
             let before = op.depends_on.iter().filter_map(|id| index.get(id)).map(usize::to_string);
@@ -179,12 +187,13 @@ impl Trace {
             });
             let (lowest, highest) = priorities[name];
             format!(
-                "[{name},{},{},{},{},{},[{}],[{}]{}]",
+                "[{name},{},{},{},{},{},{},[{}],[{}]{}]",
                 nanos(op.pushed),
                 time(op.ready),
                 time(op.started),
                 time(op.ended),
                 u8::from(is_critical.contains(&op.id)),
+                idle(op.id),
                 before.collect::<Vec<_>>().join(","),
                 runs.collect::<Vec<_>>().join(","),
                 if lowest == highest { String::new() } else { format!(",{}", op.priority) },
@@ -194,11 +203,11 @@ impl Trace {
         let _ = write!(data, r#""ops":[{}],"#, list(&mut ops.iter().zip(&name_of).take(drawn).map(row)));
         let first = critical.first().and_then(|step| index.get(&step.op)).map_or(start, |&first| ops[first].pushed);
         let _ = write!(data, r#""before":{},"#, nanos(first));
-        // A step: name, unpushed, queued, ran.
+        // A step: name, unpushed, queued, ran, for how long it waited while a worker was idle.
         let step = |step: &CriticalStep| {
             let name = name_of[*index.get(&step.op)?];
-            let times = [step.unpushed, step.queued, step.ran].map(|time| time.as_nanos().to_string());
-            Some(format!("[{name},{}]", times.join(",")))
+            let [unpushed, queued, ran] = [step.unpushed, step.queued, step.ran].map(|time| time.as_nanos());
+            Some(format!("[{name},{unpushed},{queued},{ran},{}]", idle(step.op)))
         };
         let _ = write!(data, r#""critical":[{}]"#, list(&mut critical.iter().filter_map(step)));
         data.push('}');
@@ -263,8 +272,57 @@ fn busy(ops: &[&TracedOp], places: &[Place]) -> Vec<u128> {
     busy.into_iter().map(|(time, _)| time).collect()
 }
 
-/// Returns the key by which rows are sorted: engine, lane and worker; threads come last.
-fn sort_key(place: Place) -> (u8, u16, u8, u16) {
+/// The maximum number of source locations that the page shows for a name.
+const MAX_SITES: usize = 4;
+
+/// Returns, for each name, the source locations of its pushes.
+fn sites<'o>(ops: &[&'o TracedOp], name_of: &[usize], names: usize) -> Vec<BTreeSet<(&'o str, u32)>> {
+    let mut sites = vec![BTreeSet::new(); names];
+    for (op, &name) in ops.iter().zip(name_of) {
+        if sites[name].len() < MAX_SITES {
+            sites[name].insert((op.location.file(), op.location.line()));
+        }
+    }
+    sites
+}
+
+/// Returns, for operations that a worker or the thread of a GPU lane has started, for how long one of the lane's
+/// threads was idle from the time at which the operation became ready. A thread is idle if it runs no function. Threads
+/// that have run nothing are not in the trace.
+fn idle(ops: &[TracedOp]) -> HashMap<OpId, Duration> {
+    // For each place, the periods in which functions ran there, in order and without overlaps.
+    let mut busy: BTreeMap<Key, Vec<(Duration, Duration)>> = BTreeMap::new();
+    let mut runs: Vec<&Run> = ops.iter().flat_map(|op| &op.runs).collect();
+    runs.sort_by_key(|run| run.from);
+    for run in runs {
+        let periods = busy.entry(sort_key(run.place)).or_default();
+        match periods.last_mut().filter(|last| last.1 > run.from) {
+            Some(last) => last.1 = last.1.max(run.to),
+            None => periods.push((run.from, run.to)),
+        }
+    }
+    let of_op = |op: &TracedOp| {
+        let (ready, started) = (op.ready?, op.started?);
+        let place = op.runs.first()?.place;
+        if matches!(place, Place::Thread(_)) {
+            return None;
+        }
+        let (kind, engine, lane, _) = sort_key(place);
+        let idle = busy.range((kind, engine, lane, 0)..=(kind, engine, lane, u16::MAX)).map(|(_, periods)| {
+            let next = periods.partition_point(|&(from, _)| from <= ready);
+            let is_busy = next > 0 && periods[next - 1].1 > ready;
+            let until = periods.get(next).map_or(started, |&(from, _)| from.min(started));
+            if is_busy { Duration::ZERO } else { until.saturating_sub(ready) }
+        });
+        Some((op.id, idle.max()?))
+    };
+    ops.iter().filter_map(of_op).collect()
+}
+
+/// The key by which rows are sorted: engine, lane and worker; threads come last.
+type Key = (u8, u16, u8, u16);
+
+fn sort_key(place: Place) -> Key {
     match place {
         Place::Worker { engine, lane, worker } => (0, engine, lane, worker),
         Place::Gpu { engine, lane } => (0, engine, lane, 0),
