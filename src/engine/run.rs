@@ -31,7 +31,7 @@ use crate::{
 };
 
 impl Core {
-    /// Runs a ready operation on this thread and adds the operations that become ready to `ready`. The caller must
+    /// Runs a ready operation on this thread and adds to `ready` the operations that become ready. The caller must
     /// dispatch these and then [run](Self::finish) the epilogue.
     pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
         match self.execute_plainly(op, ready) {

@@ -108,7 +108,7 @@ impl Core {
         None
     }
 
-    /// Calls `wait`, in which the calling thread waits for this engine until `is_over` returns `true`.
+    /// Calls `wait`, in which the calling thread waits for this engine; `is_over` returns whether the wait is over.
     pub(super) fn wait_outside<R>(&self, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
         match self.shuffler().filter(|_| !frame::in_program()) {
             Some(shuffler) => shuffler.during(is_over, wait),

@@ -21,7 +21,7 @@
 //!   is reused, since a record's memory outlives its task.
 //! * `waited`: the owner of the ready operation.
 //! * `progress`: see [`AsyncState`].
-//! * The other fields are constant once the task is filled.
+//! * The other fields are constant once the operation is enqueued.
 //!
 //! This module has no edges of its own: the queues of the tracker and of the scheduler hand over the task with the
 //! operation.

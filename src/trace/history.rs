@@ -332,7 +332,8 @@ impl History {
             _ => {}
         }
         let Some(op) = self.open.get_mut(&event.op) else {
-            // What was found running has ended since, or its push was lost, as its other events will show.
+            // An operation that was found running and is unknown has ended since, or its push was lost. In the second
+            // case, its other events are counted as lost.
             if !matches!(event.what, What::Runs(_)) {
                 self.lose(1);
             }

@@ -30,7 +30,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Computes `c = a b`, or `c += a b`.
+/// Computes `c = a b`, or `c += a b` if `add` is `true`.
 ///
 /// # Panics
 /// If the shapes do not match.

@@ -1,4 +1,4 @@
-//! Engines of every kind, and test numbers.
+//! Engines of every kind, and numbers to test with.
 
 #![allow(dead_code, reason = "each test uses a part of this module")]
 
