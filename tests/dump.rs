@@ -272,6 +272,46 @@ fn an_operation_dumps_its_own_engine() {
     });
 }
 
+/// A recorded operation can be found in a dump only once it has its number, however short the way of its push.
+#[test]
+fn every_operation_in_dumps_of_a_recorded_engine_has_an_age() {
+    watched_for(Duration::from_secs(60), || {
+        let engine = Engine::builder().workers(1).recorder(&Recorder::with_capacity(512)).build().unwrap();
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let push = || {
+                let vars: [_; 4] = std::array::from_fn(|_| engine.var(0u64));
+                let [a, b, c, d] = &vars;
+                let start = Instant::now();
+                while start.elapsed() < Duration::from_millis(500) {
+                    for name in ["", "named"] {
+                        engine.op(name).push(a.write(), |_| {}).unwrap();
+                        engine.op(name).push((a.write(), b.read()), |_| {}).unwrap();
+                        engine.op(name).push((a.write(), b.read(), c.write()), |_| {}).unwrap();
+                        engine.op(name).push((d.write(), c.read(), b.read(), a.read()), |_| {}).unwrap();
+                    }
+                    engine.wait_for_all().unwrap();
+                }
+            };
+            let pushers = [scope.spawn(push), scope.spawn(push)];
+            let dumper = scope.spawn(|| {
+                let mut seen = 0;
+                while !over.load(Relaxed) {
+                    let dump = engine.dump();
+                    assert!(dump.ops().iter().all(|op| op.age.is_some()), "an operation has no age: {dump}");
+                    seen += dump.ops().len();
+                }
+                seen
+            });
+            for pusher in pushers {
+                pusher.join().unwrap();
+            }
+            over.store(true, Relaxed);
+            assert!(dumper.join().unwrap() > 0, "no dump had an operation");
+        });
+    });
+}
+
 #[test]
 fn dumps_while_threads_push_are_consistent() {
     watched_for(Duration::from_secs(60), || {

@@ -99,10 +99,10 @@ impl Core {
         // SAFETY: the creator of the entry keeps a handle to the variable until the push returns. `init` begins and
         // fills the task. The iterator reports its exact length.
         let op = unsafe { OpRef::new_with(init, DEFAULT_BAND, false, access) };
-        op.mark(self.mark());
         if self.only_records {
             self.record_plain_push(&op, name, location, &[entry]);
         }
+        op.mark(self.mark());
         let pushed = tracker::push_sole(op);
         if let Some(op) = pushed.ready {
             worker_thread::schedule(self, op);
@@ -206,10 +206,10 @@ impl Core {
         unsafe { Task::describe(task, Name::from(name), location) };
         // SAFETY: the task was begun, and no other thread knows it yet. By (1) there is such a job at the address.
         unsafe { fill_job(task, job) };
-        op.mark(self.mark());
         if self.only_records {
             self.record_plain_push(&op, name, location, entries);
         }
+        op.mark(self.mark());
         let pushed = tracker::push(op);
         if let Some(op) = pushed.ready {
             worker_thread::schedule(self, op);

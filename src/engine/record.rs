@@ -1,7 +1,8 @@
 //! Reports the events of operations to the [recorder](crate::trace::recorder) and to observers.
 //!
 //! An engine with a [`Recording`] sets a flag on its operations. A run tests this flag together with the flags of
-//! operations that are not plain. On an engine without a `Recording`, the cost is little more than one test per push.
+//! operations that are not plain, unless the worker's main loop records plain operations itself ([`LoopRecording`]). On
+//! an engine without a `Recording`, the cost is little more than one test per push.
 
 use std::{collections::HashMap, io, panic::Location, sync::Arc, thread, time::Duration};
 
@@ -142,7 +143,7 @@ impl Core {
         });
         let head = PushHead { location, priority: DEFAULT_BAND, engine, lane: 0, internal: false };
         let id = recording.recorder.push_few(&head, name, accesses);
-        // SAFETY: (1): the caller has filled the task, and pushes the operation only after this call.
+        // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call.
         unsafe { Task::set_recorded(op.task_ptr(), id) };
     }
 
@@ -165,7 +166,7 @@ impl Core {
         } else {
             recording.recorder.next_op()
         };
-        // SAFETY: (1): the caller has filled the task, and pushes the operation only after this call.
+        // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call.
         unsafe { Task::set_recorded(op.task_ptr(), id) };
         self.tell(recording, op, id, |observer, op| observer.pushed(op));
     }

@@ -1,9 +1,10 @@
 //! An operation's failure, shared by everything that it affects.
 
 use std::{
+    cell::RefCell,
     error::Error,
     fmt,
-    mem::{self, ManuallyDrop},
+    mem::ManuallyDrop,
     panic::Location,
     ptr,
     sync::{
@@ -67,23 +68,6 @@ impl Cause {
             cause => cause,
         }
     }
-
-    /// Drops the cause and, if it is the last clone of another operation's failure, the causes of that one as well. The
-    /// chain of such failures may be too long for the stack.
-    fn drop_with_others(mut self) {
-        while let Self::Error(error) = self {
-            let failure = match error.downcast::<WaitError>().map(|error| *error) {
-                Ok(WaitError::Failed(failure)) => failure,
-                Ok(_) => return,
-                Err(error) => match error.downcast::<OpError>() {
-                    Ok(failure) => *failure,
-                    Err(_) => return,
-                },
-            };
-            let Some(mut failure) = Arc::into_inner(failure.0) else { return };
-            self = mem::replace(&mut failure.cause, Self::LostCompletion);
-        }
-    }
 }
 
 impl fmt::Display for Cause {
@@ -105,7 +89,7 @@ impl fmt::Display for Cause {
 struct Failure {
     name: Name,
     location: &'static Location<'static>,
-    /// Dropped by `drop` below.
+    /// Taken by `drop` below.
     cause: ManuallyDrop<Cause>,
     /// The payload of a panic, if it is not a string: one of the program's values, dropped with the failure. The mutex
     /// is needed since the payload need not be `Sync`.
@@ -119,19 +103,45 @@ struct Failure {
     added: OnceLock<(Weak<Failures>, Place)>,
 }
 
+thread_local! {
+    /// What the drop of a failure that is running on this thread has yet to drop, if there is one.
+    static LEFT: RefCell<Option<Vec<Remains>>> = const { RefCell::new(None) };
+}
+
+/// The cause and the payload of a failure that was dropped.
+type Remains = (Cause, Option<Payload>);
+
 impl Drop for Failure {
     fn drop(&mut self) {
-        // Dropping the cause and the payload runs program code, and the last clone may be dropped anywhere in the
-        // engine. So panics are caught. SAFETY: only this drop uses the field, once.
-        let cause = unsafe { ManuallyDrop::take(&mut self.cause) };
-        if let Err(payload) = panics::catch(|| cause.drop_with_others()) {
-            panics::log!(Error, "raddle: the drop of an operation's error panicked");
-            panics::discard(payload);
+        // SAFETY: only this drop uses the fields, once.
+        let (cause, payload) = unsafe { (ManuallyDrop::take(&mut self.cause), ManuallyDrop::take(&mut self.payload)) };
+        let mut next = Some((cause, payload.into_inner().unwrap_or_else(PoisonError::into_inner)));
+        // A cause or payload may hold the last clone of another failure, which may do so too, in a chain that is too
+        // long for the stack. So inner drops on a thread leave theirs to the outermost one.
+        let leaves = |left: &RefCell<Option<Vec<Remains>>>| {
+            let mut left = left.borrow_mut();
+            match &mut *left {
+                Some(left) => left.extend(next.take()),
+                none => *none = Some(Vec::new()),
+            }
+        };
+        // On a thread that is ending, inner drops drop theirs themselves.
+        let is_listed = LEFT.try_with(leaves).is_ok();
+        if next.is_none() {
+            return;
         }
-        // SAFETY: only this drop uses the field, once.
-        let payload = unsafe { ManuallyDrop::take(&mut self.payload) };
-        let payload = payload.into_inner().unwrap_or_else(PoisonError::into_inner);
-        payload.into_iter().for_each(panics::discard);
+        while let Some((cause, payload)) = next {
+            // This runs program code, and the last clone may be dropped anywhere in the engine. So panics are caught.
+            if let Err(payload) = panics::catch(|| drop(cause)) {
+                panics::log!(Error, "raddle: the drop of an operation's error panicked");
+                panics::discard(payload);
+            }
+            payload.into_iter().for_each(panics::discard);
+            next = LEFT.try_with(|left| left.borrow_mut().as_mut().and_then(Vec::pop)).ok().flatten();
+        }
+        if is_listed {
+            let _ = LEFT.try_with(|left| left.take());
+        }
     }
 }
 

@@ -11,8 +11,8 @@
 //! | any other | 1 | head, time, operation, data specific to the kind |
 //!
 //! The head holds the kind in its lowest byte and data specific to the kind above it. That of a *brief* push, whose
-//! operation has no name, no property and at most five accesses, holds the time as a distance from the time in the
-//! operation's number.
+//! operation has at most five accesses, no name and nothing else that makes it take the general way, holds the time as
+//! a distance from the time in the operation's number.
 
 use std::{fmt, panic::Location};
 

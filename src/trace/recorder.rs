@@ -157,12 +157,14 @@ impl Recorder {
         Self::with_slots(SLOTS)
     }
 
-    /// Returns a recorder with room for `bytes` of events on each thread. A push takes 64 bytes, and 32 more for every
-    /// four accesses beyond the first two. If the operation has no name and no property, it takes 32 bytes with one
-    /// access, and 64 bytes with two to four, provided that its time fits beside them, as it nearly always does. The
-    /// other events of an operation take 32 bytes each. Most operations have one or two: one if they become ready after their push, and one for the run,
-    /// from the call of the function until the end. A function adds one event if it pushes or ends another operation,
-    /// two if it returns before its operation ends, and, if it waits, one and two more for each wait.
+    /// Returns a recorder with room for `bytes` of events on each thread.
+    ///
+    /// A push takes 64 bytes, and 32 more for every four accesses beyond the first two. Without a name, a property, a
+    /// handle and a group, it takes 32 bytes with one access and 64 bytes with two to four, provided that the engine
+    /// has workers, and neither GPUs, a limit nor observers, and does not shuffle. The other events of an operation
+    /// take 32 bytes each. Most operations have one or two: one if they become ready after their push, and one for the
+    /// run, from the call of the function until the end. A function adds one event if it pushes or ends another
+    /// operation, two if it returns before its operation ends, and, if it waits, one and two more for each wait.
     ///
     /// ```
     /// let recorder = raddle::Recorder::with_capacity(64 << 20); // for long runs
@@ -506,8 +508,8 @@ impl State {
             let running = ring.shared.running().filter(|&(_, ticks, _)| ticks <= until);
             ring.read(|mut event| {
                 match event.what {
-                    // The event has the time at which the end of the operation's predecessor was recorded. The operation
-                    // may have been pushed later.
+                    // The event has the time at which the end of the operation's predecessor was recorded. The
+                    // operation may have been pushed later.
                     What::Ready => event.ticks = event.ticks.max(ticks_of(event.op) + (1 << TICKS_BITS)),
                     What::Ran { place, from, outcome } => {
                         events.push((thread, Event { ticks: from, op: event.op, what: What::Started(place) }));

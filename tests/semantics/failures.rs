@@ -703,6 +703,34 @@ fn chains_of_failures_of_any_length_can_be_shown_and_dropped() {
     drop(error);
 }
 
+/// Failures may also be linked by the program's own errors and by payloads of panics.
+#[test]
+fn chains_of_failures_in_other_errors_and_payloads_can_be_dropped() {
+    #[derive(Debug)]
+    struct Wrapped(#[expect(dead_code)] OpError);
+    impl std::fmt::Display for Wrapped {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("wrapped")
+        }
+    }
+    impl Error for Wrapped {}
+    const LENGTH: usize = if cfg!(miri) { 100 } else { 50_000 };
+    let engine = engine(EngineKind::Naive, 1);
+    let drops = Drops::new();
+    let first = drops.make();
+    let mut error = failure(engine.op("root").submit((), move |()| panic_any(first)).unwrap().wait());
+    for number in 1..LENGTH {
+        let is_payload = number % 100 == 0;
+        let handle = engine.op("next").try_submit((), move |()| -> Result<(), _> {
+            if is_payload { panic_any(error) } else { Err(Wrapped(error).into()) }
+        });
+        error = failure(handle.unwrap().wait());
+    }
+    assert_eq!(drops.dropped(), 0);
+    drop(error);
+    drops.assert_all_gone();
+}
+
 /// Only the last clone of a failure drops its cause.
 #[test]
 fn a_failure_returned_by_another_operation_drops_the_payload_once() {
