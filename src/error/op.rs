@@ -113,8 +113,10 @@ type Remains = (Cause, Option<Payload>);
 
 impl Drop for Failure {
     fn drop(&mut self) {
-        // SAFETY: only this drop uses the fields, once.
-        let (cause, payload) = unsafe { (ManuallyDrop::take(&mut self.cause), ManuallyDrop::take(&mut self.payload)) };
+        // SAFETY: only this drop uses the field, once.
+        let cause = unsafe { ManuallyDrop::take(&mut self.cause) };
+        // SAFETY: only this drop uses the field, once.
+        let payload = unsafe { ManuallyDrop::take(&mut self.payload) };
         let mut next = Some((cause, payload.into_inner().unwrap_or_else(PoisonError::into_inner)));
         // A cause or payload may hold the last clone of another failure, which may do so too, in a chain that is too
         // long for the stack. So inner drops on a thread leave theirs to the outermost one.
