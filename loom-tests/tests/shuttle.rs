@@ -539,7 +539,7 @@ fn pushes_to_a_pool_that_shuts_down() {
         let accepted = thread.join().unwrap();
         assert_eq!(
             at_the_end, accepted,
-            "accepted operations ({accesses} accesses each) had not run at the shutdown's end"
+            "accepted operations with {accesses} accesses had not run when the shutdown ended"
         );
         assert_eq!(ran.load(Relaxed), at_the_end, "operations with {accesses} accesses ran after the shutdown");
     }
