@@ -283,8 +283,8 @@ impl EngineBuilder {
     /// Records the engine's activity in `recorder`, from which the program [takes](Recorder::take) a
     /// [`Trace`](crate::Trace). Several engines may share a recorder. Only the last call takes effect.
     ///
-    /// A recorder adds 50 to 60 ns to each push and to each run, measured on a machine on which each clock reading takes
-    /// 10 ns of that. An engine that has no recorder, [observer](Self::observer), [profile](Self::profile) or
+    /// A recorder adds 50 to 60 ns to each push and to each run, measured on a machine on which each clock reading
+    /// takes 10 ns of that. An engine that has no recorder, [observer](Self::observer), [profile](Self::profile) or
     /// [watchdog](Self::watchdog) and does not [shuffle](Self::shuffle) performs only one additional test per push.
     ///
     /// ```

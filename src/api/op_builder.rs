@@ -1631,25 +1631,7 @@ impl<'e> OpBuilder<'e> {
             let Self { core, spec, entries, .. } = self;
             let name = spec.name.as_static().unwrap_or_default();
             mem::forget(spec.name);
-            return match *entries.as_slice() {
-                [a] => {
-                    drop(entries);
-                    core.push_sole(name, location, a, job)
-                }
-                [a, b] => {
-                    drop(entries);
-                    core.push_few(name, location, [a, b], job)
-                }
-                [a, b, c] => {
-                    drop(entries);
-                    core.push_few(name, location, [a, b, c], job)
-                }
-                [a, b, c, d] => {
-                    drop(entries);
-                    core.push_few(name, location, [a, b, c, d], job)
-                }
-                _ => core.push_without_accesses(name, location, job),
-            };
+            return core.push_plain(name, location, entries, job);
         }
         self.enqueue_declared(location, job)
     }

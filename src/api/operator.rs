@@ -17,7 +17,7 @@ use crate::{
         task::{FnJob, Job, flag},
     },
     error::{op::Cause, push::PushError},
-    tracker::Mode,
+    tracker::{INLINE_ACCESSES, Mode},
 };
 
 type OwnFunction = dyn Fn(&Call<'_>) -> Result<(), Cause> + Send + Sync;
@@ -34,7 +34,8 @@ struct Inner {
     /// The entries, which have passed `Core::check_and_sort`.
     entries: Box<[Entry]>,
     function: Function,
-    /// The name, if the operator is synchronous and has no property but the name, which owns no memory.
+    /// The name, if runs may be pushed by `Core::push_plain`: the operator is synchronous, has one access or a few, and
+    /// has no property but the name, which owns no memory.
     plain_name: Option<&'static str>,
     /// Whether the priority is fixed, because the property determines it or because the operator is a clean-up.
     fixed_priority: bool,
@@ -196,7 +197,8 @@ impl Operator {
             // SAFETY: the caller has a handle to each variable.
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
-        let is_plain = spec.is_plain() && matches!(function, Function::Sync(_));
+        let is_short = (1..=INLINE_ACCESSES).contains(&entries.len());
+        let is_plain = is_short && spec.is_plain() && matches!(function, Function::Sync(_));
         let plain_name = if is_plain { spec.name.as_static() } else { None };
         let inner = Box::new(Inner { core, spec, entries, function, plain_name, fixed_priority, limits });
         Self(Arc::new(Owner { inner: NonNull::from(Box::leak(inner)), tokens }))
@@ -256,15 +258,8 @@ impl Operator {
         let inner = self.inner();
         if let Some(name) = inner.plain_name.filter(|_| priority == 0 && !ADMITTED) {
             let run = Uncounted(self.0.inner);
-            let core = &inner.core;
             let job = FnJob::new(move |call: &Call<'_>| run.get().call(call));
-            match *inner.entries {
-                [a] => return core.push_sole(name, location, a, job),
-                [a, b] => return core.push_few(name, location, [a, b], job),
-                [a, b, c] => return core.push_few(name, location, [a, b, c], job),
-                [a, b, c, d] => return core.push_few(name, location, [a, b, c, d], job),
-                _ => {}
-            }
+            return inner.core.push_plain(name, location, &*inner.entries, job);
         }
         self.check(location)?;
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };

@@ -29,7 +29,7 @@ use crate::{
         ending::Epilogue,
         no_wait,
         ready_loop::{self, ReadyLoop},
-        record::{LoopRecording, NoRecording},
+        record::{NoRecording, RunRecording},
         task::{Task, flag},
         worker_thread,
     },
@@ -135,7 +135,7 @@ impl Core {
     pub(super) fn schedule_ready(
         self: &Arc<Self>,
         ready: &mut ReadyList<Task>,
-        recording: &impl LoopRecording,
+        recording: &impl RunRecording,
         schedule: impl Fn(OpRef<Task>),
     ) -> ReadyList<Task> {
         while let Some(op) = ready.pop() {

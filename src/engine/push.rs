@@ -16,7 +16,7 @@
 //! performs all steps ([`push_sole`](Core::push_sole)); with two to four accesses, all steps but the third are in a
 //! function for that number ([`push_few`](Core::push_few)). Both leave everything unusual to [`push`](Core::push).
 
-use std::{array, iter, mem::ManuallyDrop, panic::Location, ptr::NonNull, slice, sync::Arc};
+use std::{array, iter, mem::ManuallyDrop, ops::Deref, panic::Location, ptr::NonNull, slice, sync::Arc};
 
 use crate::{
     engine::{
@@ -61,6 +61,39 @@ impl Core {
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, entries))
     }
 
+    /// [`push`](Self::push) for an operation with up to [`INLINE_ACCESSES`] accesses, no properties except a name, and a
+    /// job that is [plain](is_plain). Takes the way for the number of accesses. Inlined, since the caller may know this
+    /// number; the entries are dropped before the push, so that they need not be in memory.
+    #[inline(always)]
+    pub(crate) fn push_plain<J: Job>(
+        self: &Arc<Self>,
+        name: &'static str,
+        location: &'static Location<'static>,
+        entries: impl Deref<Target = [Entry]>,
+        job: J,
+    ) -> Result<(), PushError> {
+        debug_assert!(is_plain::<J>() && entries.len() <= INLINE_ACCESSES);
+        match *entries {
+            [a] => {
+                drop(entries);
+                self.push_sole(name, location, a, job)
+            }
+            [a, b] => {
+                drop(entries);
+                self.push_few(name, location, [a, b], job)
+            }
+            [a, b, c] => {
+                drop(entries);
+                self.push_few(name, location, [a, b, c], job)
+            }
+            [a, b, c, d] => {
+                drop(entries);
+                self.push_few(name, location, [a, b, c, d], job)
+            }
+            _ => self.push_without_accesses(name, location, job),
+        }
+    }
+
     /// [`push`](Self::push) for an operation with one access, no properties except a name, and a job that is
     /// [plain](is_plain), compiled as one function because such operations are the most frequent.
     #[inline(never)]
@@ -78,16 +111,9 @@ impl Core {
             return self.push_slowly(name, location, slice::from_mut(&mut entry), job);
         }
         queue.prefetch();
-        let ticket = self.pending.enter();
-        // Relaxed: as in `begin_inline`.
-        let phase = self.phase.load(Relaxed);
-        if phase != phase::OPEN {
-            if phase != phase::FORKED {
-                // Not done in a forked child, since nothing there waits for the parent's count.
-                self.count_out(ticket);
-            }
+        let Some(ticket) = self.enter_if_open() else {
             return self.push_slowly(name, location, slice::from_mut(&mut entry), job);
-        }
+        };
         let flags = if name.is_empty() { 0 } else { flag::NAMED };
         let init = |task: *mut Task| {
             // SAFETY: `task` points to uninitialised memory for a task in the record, and is filled below.
@@ -185,19 +211,10 @@ impl Core {
                 }
             }
         }
-        let ticket = self.pending.enter();
-        // Relaxed: as in `begin_inline`.
-        let phase = self.phase.load(Relaxed);
-        if phase != phase::OPEN {
-            if phase != phase::FORKED {
-                // Not done in a forked child, since nothing there waits for the parent's count.
-                self.count_out(ticket);
-            }
-            return FewPushed::Refused;
-        }
+        let Some(ticket) = self.enter_if_open() else { return FewPushed::Refused };
         let access = |at: usize| (places[at], VarCell::queue_ptr(entries[at].cell), entries[at].mode);
-        // SAFETY: the creator of the entries keeps handles to their variables until the push returns. The task is filled
-        // below. Since the ids are distinct, so are the places, which are below `N`.
+        // SAFETY: the creator of the entries keeps handles to their variables until the push returns. The task is
+        // filled below. Since the ids are distinct, so are the places, which are below `N`.
         let (op, task) = unsafe { OpRef::new_few::<N>(DEFAULT_BAND, access) };
         let flags = if name.is_empty() { 0 } else { flag::NAMED };
         // SAFETY: `task` points to uninitialised memory for a task in the record, and is filled below.
@@ -215,6 +232,22 @@ impl Core {
             worker_thread::schedule(self, op);
         }
         if pushed.rejected { FewPushed::Rejected } else { FewPushed::Accepted }
+    }
+
+    /// Counts an operation as pending if the engine is open. In any other phase, [`push`](Self::push) must decide.
+    #[inline(always)]
+    fn enter_if_open(self: &Arc<Self>) -> Option<Ticket> {
+        let ticket = self.pending.enter();
+        // Relaxed: as in `begin_inline`.
+        let phase = self.phase.load(Relaxed);
+        if phase != phase::OPEN {
+            if phase != phase::FORKED {
+                // Not done in a forked child, since nothing there waits for the parent's count.
+                self.count_out(ticket);
+            }
+            return None;
+        }
+        Some(ticket)
     }
 
     /// [`push`](Self::push) for an operation that [`push_sole`](Self::push_sole) or [`push_few`](Self::push_few) cannot

@@ -1,7 +1,7 @@
 //! Reports the events of operations to the [recorder](crate::trace::recorder) and to observers.
 //!
 //! An engine with a [`Recording`] sets a flag on its operations. A run tests this flag together with the flags of
-//! operations that are not plain, unless the worker's main loop records plain operations itself ([`LoopRecording`]). On
+//! operations that are not plain, unless the worker's main loop records plain operations itself ([`RunRecording`]). On
 //! an engine without a `Recording`, the cost is little more than one test per push.
 
 use std::{collections::HashMap, io, panic::Location, sync::Arc, thread, time::Duration};
@@ -277,8 +277,8 @@ impl Core {
     }
 }
 
-/// What a worker's main loop records of plain operations.
-pub(super) trait LoopRecording {
+/// What is recorded of a plain operation while it runs.
+pub(super) trait RunRecording {
     /// Returns the flags of operations that this does not record although they are recorded.
     fn unrecorded(&self) -> u16;
     /// Records that the function of `op` is about to be called.
@@ -289,10 +289,10 @@ pub(super) trait LoopRecording {
     fn ready(&self, op: &Op<Task>);
 }
 
-/// The [`LoopRecording`] that records nothing.
+/// The [`RunRecording`] that records nothing.
 pub(super) struct NoRecording;
 
-impl LoopRecording for NoRecording {
+impl RunRecording for NoRecording {
     #[inline(always)]
     fn unrecorded(&self) -> u16 {
         flag::RECORDED
@@ -308,7 +308,7 @@ impl LoopRecording for NoRecording {
     fn ready(&self, _: &Op<Task>) {}
 }
 
-/// The [`LoopRecording`] of an engine that only records, on a thread that runs the engine's workers.
+/// The [`RunRecording`] of an engine that only records, on a thread that runs the engine's workers.
 ///
 /// It does not ask whether this is a forked child, since it takes no lock: the thread has a ring from its first event
 /// on, and records the start of an operation before a function can fork.
@@ -318,7 +318,7 @@ pub(super) struct PlainRecording<'r> {
     thread: &'r WorkerThread,
 }
 
-impl LoopRecording for PlainRecording<'_> {
+impl RunRecording for PlainRecording<'_> {
     #[inline(always)]
     fn unrecorded(&self) -> u16 {
         0
@@ -344,6 +344,27 @@ impl LoopRecording for PlainRecording<'_> {
         if let Some(id) = op.task().op_id() {
             self.recorder.note_with_last(id, Short::Ready);
         }
+    }
+}
+
+/// The [`RunRecording`] of any engine with a recording, on any thread.
+pub(super) struct FullRecording<'c>(pub(super) &'c Core);
+
+impl RunRecording for FullRecording<'_> {
+    fn unrecorded(&self) -> u16 {
+        0
+    }
+
+    fn start(&self, op: &Op<Task>) {
+        self.0.record_start(op);
+    }
+
+    fn end(&self, op: &Op<Task>) {
+        self.0.record_end(op, Outcome::Succeeded, FnState::Called);
+    }
+
+    fn ready(&self, op: &Op<Task>) {
+        self.0.record_ready(op);
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
         frame::{self, Call, Frame, Holds},
         kin::Kin,
         no_wait::{self, NoWait},
-        record::{LoopRecording, NoRecording},
+        record::{FullRecording, NoRecording, RunRecording},
         right::Right,
         task::{Cleanup, Task, flag},
     },
@@ -58,7 +58,7 @@ impl Core {
         self: &Arc<Self>,
         op: OpRef<Task>,
         ready: &mut ReadyList<Task>,
-        recording: &impl LoopRecording,
+        recording: &impl RunRecording,
         otherwise: impl Fn(Unfinished, &mut ReadyList<Task>) -> R,
     ) -> Result<Ticket, R> {
         if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::CLAIMS | recording.unrecorded())
@@ -87,16 +87,7 @@ impl Core {
         op: OpRef<Task>,
         ready: &mut ReadyList<Task>,
     ) -> Result<Ticket, Unfinished> {
-        if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::CLAIMS) || !self.is_sound(&op) {
-            return Err(Unfinished { op, called: None });
-        }
-        self.record_start(&op);
-        let result = self.call(&op);
-        if result.is_err() || op.task().has(flag::SILENT | flag::REPORTS) {
-            return Err(Unfinished { op, called: Some(result) });
-        }
-        self.record_end(&op, Outcome::Succeeded, FnState::Called);
-        Ok(self.complete_plainly(op, ready))
+        self.execute_inline(op, ready, &FullRecording(self), |unfinished, _| unfinished)
     }
 
     /// Runs or completes an operation that is not plain.

@@ -13,7 +13,7 @@ use crate::{
         core::Core,
         ending::{Epilogue, Unfinished},
         frame,
-        record::{LoopRecording, NoRecording},
+        record::{NoRecording, RunRecording},
         task::{Task, flag},
         worker_thread::{Duty, WorkerThread, share_slot},
     },
@@ -154,7 +154,7 @@ fn run(thread: &WorkerThread, number: usize) {
 ///
 /// This is a separate function so that the loop does not share registers with code that runs only once.
 #[inline(never)]
-fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>, recording: &impl LoopRecording) {
+fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>, recording: &impl RunRecording) {
     while let Some(op) = thread.next() {
         let otherwise = |unfinished, ready: &mut _| execute_otherwise(thread, unfinished, ready);
         match thread.core.execute_inline(op, ready, recording, otherwise) {

@@ -292,8 +292,8 @@ impl<T> Worker<T> {
     }
 
     /// The first part of [`next`](Self::next), which does not use the deque: returns the operation in the slot if it is
-    /// the next one. Otherwise, the caller must continue with [`next_queued`](Self::next_queued), to which it passes the
-    /// error.
+    /// the next one. Otherwise, the caller must continue with [`next_queued`](Self::next_queued), to which it passes
+    /// the error.
     #[inline]
     pub fn next_in_slot(&self) -> Result<OpRef<T>, Option<OpRef<T>>> {
         self.notify();

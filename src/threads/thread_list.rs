@@ -553,6 +553,7 @@ mod tests {
             thread::scope(|scope| {
                 let join_passing = || {
                     let deadline = limit.map(|limit| Instant::now() + limit);
+                    // Relaxed: nothing else is published.
                     threads.join_passing(deadline, || are_to_end.load(Relaxed))
                 };
                 let join = scope.spawn(join_passing);

@@ -306,6 +306,7 @@ mod tests {
         shared.running.set(OpId(5 << 12), 99, place.to_word());
         assert_eq!(shared.running(), Some((OpId(5 << 12), 99, place)));
         for (word, other) in [(&shared.running.op, 6 << 12), (&shared.running.from, 100), (&shared.running.place, 0)] {
+            // Relaxed, like the store below: the test has one thread.
             let before = word.swap(other, Relaxed);
             assert!(shared.running().is_none());
             word.store(before, Relaxed);

@@ -136,15 +136,15 @@
 //! has no cycle, so there is no deadlock. Pushes of a single access must help too; otherwise, they would break this
 //! order. They never need help, because a single-access operation is in all its queues once that access is linked.
 //!
-//! An access is never inserted twice: `insert` reads the tail, then the word of the access there, and then `unregistered`
-//! of the operation whose access it is to insert. Suppose that the access to insert was already in its queue when the
-//! word was read. As `insert` has checked, a different access was at the tail, with nothing linked behind it. So
-//! another access had been linked behind the access to insert, which happens only once the operation of the access to
-//! insert is fully registered, and the read of `unregistered` sees this. If the access was linked after the word was
-//! read, the word has changed and the CAS fails. Other threads insert accesses of an operation only once its first access is linked,
-//! so only the pusher inserts that access, and needs none of these checks for it. No word or tail returns to an old
-//! value while a thread that has read that value is pinned, since records are reused only after the epoch has passed,
-//! and an idle variable keeps its last access.
+//! An access is never inserted twice: `insert` reads the tail, then the word of the access there, and then
+//! `unregistered` of the operation whose access it is to insert. Suppose that the access to insert was already in its
+//! queue when the word was read. As `insert` has checked, a different access was at the tail, with nothing linked
+//! behind it. So another access had been linked behind the access to insert, which happens only once the operation of
+//! the access to insert is fully registered, and the read of `unregistered` sees this. If the access was linked after
+//! the word was read, the word has changed and the CAS fails. Other threads insert accesses of an operation only once
+//! its first access is linked, so only the pusher inserts that access, and needs none of these checks for it. No word
+//! or tail returns to an old value while a thread that has read that value is pinned, since records are reused only
+//! after the epoch has passed, and an idle variable keeps its last access.
 //!
 //! # Progress
 //!
