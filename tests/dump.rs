@@ -106,6 +106,25 @@ fn a_dump_of_many_operations_is_fast() {
 }
 
 #[test]
+fn a_long_chain_is_printed_as_its_first_eleven_operations_and_its_last() {
+    on_kinds(&THREADED, 1, |engine| {
+        for (length, omitted) in [(11, None), (12, None), (13, Some(1)), (30, Some(18))] {
+            let x = engine.token();
+            let gate = hold(&engine, &x);
+            (1..length).for_each(|number| engine.op(format!("step {number}")).writes([&x]).push((), |()| {}).unwrap());
+            let text = engine.dump().to_string();
+            // The chain begins with the operation that waits longest.
+            let printed = text.lines().filter(|line| line.starts_with("  waits for `")).count();
+            assert_eq!(printed, length.min(12) - 1, "{text}");
+            let more = omitted.map(|omitted| format!("  … and {omitted} more, the last of which"));
+            assert_eq!(text.lines().find(|line| line.contains("the last of which")), more.as_deref(), "{text}");
+            gate.open();
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+#[test]
 fn an_asynchronous_operation_runs_until_its_completion_is_used() {
     on_kinds(&KINDS, 1, |engine| {
         let (sender, receiver) = mpsc::channel();

@@ -274,3 +274,51 @@ impl fmt::Display for Stats {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_printed_with_three_digits() {
+        for (nanos, text) in [
+            (0, "0 ns"),
+            (999, "999 ns"),
+            (1_000, "1.00 µs"),
+            (9_990, "9.99 µs"),
+            (12_340, "12.3 µs"),
+            (123_400, "123 µs"),
+            (1_000_000, "1.00 ms"),
+            (99_900_000, "99.9 ms"),
+            (999_000_000, "999 ms"),
+            (1_000_000_000, "1.00 s"),
+            (62_500_000_000, "62.5 s"),
+            (3_600_000_000_000, "3600 s"),
+        ] {
+            assert_eq!(Short(Duration::from_nanos(nanos)).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_distribution_without_times_is_zero() {
+        let times = Times::new();
+        let zero = Duration::ZERO;
+        assert_eq!((times.total(), times.min(), times.max(), times.mean()), (zero, zero, zero, zero));
+        assert_eq!(times.percentile(50.0), zero);
+    }
+
+    #[test]
+    fn a_distribution_gives_the_sum_extremes_mean_and_percentiles_of_its_times() {
+        let mut times = Times::new();
+        (1..=100).for_each(|micros| times.add(Duration::from_micros(micros)));
+        assert_eq!(times.total(), Duration::from_micros(5_050));
+        assert_eq!((times.min(), times.max()), (Duration::from_micros(1), Duration::from_micros(100)));
+        assert_eq!(times.mean(), Duration::from_nanos(50_500));
+        for percent in [1.0, 50.0, 99.0] {
+            let (found, exact) = (times.percentile(percent).as_secs_f64(), percent * 1e-6);
+            assert!((found / exact - 1.0).abs() < 0.01, "{percent} %: {found} s");
+        }
+        // Rounding to two digits must not lead out of the range of the times.
+        assert_eq!(times.percentile(100.0), times.max());
+    }
+}

@@ -37,6 +37,22 @@ fn values_are_copied_to_a_device_and_back() {
     }
 }
 
+#[test]
+fn vectors_know_their_lengths_on_every_side() {
+    for kind in KINDS {
+        watched(move || {
+            let engine = engine(kind, &SimulatedGpu::default());
+            for len in [0, 1, 1000] {
+                let (host, device) = (pinned(&engine, len), device(&engine, len));
+                let lengths = engine.with(&host, |host| (host.len(), host.is_empty())).unwrap();
+                assert_eq!(lengths, (len, len == 0), "{kind}");
+                let lengths = engine.with(&device, |device| (device.len(), device.is_empty())).unwrap();
+                assert_eq!(lengths, (len, len == 0), "{kind}");
+            }
+        });
+    }
+}
+
 /// A version counts mutations completed by the device, not those merely issued.
 #[test]
 fn a_version_rises_when_the_device_completes_the_mutation() {
