@@ -103,6 +103,23 @@ fn an_operation_depends_on_those_that_it_waited_for() {
     });
 }
 
+/// An engine without workers runs the readers in push order.
+#[test]
+fn of_many_readers_in_a_row_the_last_ones_are_listed() {
+    recorded(&[EngineKind::Naive], |engine, recorder| {
+        let x = engine.var(0);
+        for _ in 0..1030 {
+            engine.op("read").push(x.read(), |_| {}).unwrap();
+        }
+        engine.op("write").push(x.write(), |_| {}).unwrap();
+        let trace = recorder.take();
+        let readers: Vec<_> = trace.ops().iter().filter(|op| op.name.as_str() == "read").map(|op| op.id).collect();
+        let mut before = readers[readers.len() - 1024..].to_vec();
+        before.sort_unstable();
+        assert_eq!(named(&trace, "write").depends_on, before, "the readers before the last 1024 are listed");
+    });
+}
+
 #[test]
 fn failures_and_skips_are_distinguished() {
     recorded(&KINDS, |engine, recorder| {

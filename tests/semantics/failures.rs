@@ -313,6 +313,24 @@ fn an_asynchronous_operation_that_fails_twice_reports_both_failures() {
     });
 }
 
+/// Each operation returns the failure of the one for which it waits.
+#[test]
+fn the_error_behind_a_chain_of_failures_is_found() {
+    on_kinds(&KINDS, 2, |engine| {
+        let parse = |text: &'static str| move || Ok(text.parse::<i32>()?);
+        let mut last = engine.op("parse").try_submit((), move |()| parse("12x")()).unwrap();
+        for _ in 0..3 {
+            last = engine.op("wait").try_submit((), move |()| Ok(last.wait()?)).unwrap();
+        }
+        let failed = failure(last.wait());
+        assert_eq!((failed.name(), failed.root().name()), ("wait", "parse"));
+        assert!(failed.is::<std::num::ParseIntError>(), "the error of the root was not found");
+        // The error that the function itself returned is found as well.
+        assert!(failed.is::<WaitError>() && !failed.is::<std::num::ParseFloatError>());
+        engine.wait_for_all().unwrap();
+    });
+}
+
 #[test]
 fn a_failed_overwrite_leaves_the_variable_failed() {
     on_kinds(&KINDS, 1, |engine| {
