@@ -141,6 +141,37 @@ fn values_are_copied_from_one_gpu_to_another_and_back() {
     }
 }
 
+/// A copy into the memory of the device that makes it is a copy in, wherever the values come from.
+#[test]
+fn a_copy_takes_the_engine_and_the_bandwidth_of_its_direction() {
+    watched(|| {
+        let gpu = || SimulatedGpu::builder().copy_in_bandwidth(1_000_000_000).copy_out_bandwidth(4_000_000_000).build();
+        let (gpu, other) = (gpu(), gpu());
+        let engine = builder(EngineKind::PerDevice).gpu(gpu.clone()).gpu(other).build().unwrap();
+        let (from, to) = (pinned(&engine, 1000), pinned(&engine, 1000));
+        let (here, also_here) = (device(&engine, 1000), device(&engine, 1000));
+        let there = engine.device_var::<u64>(OTHER, 1000).unwrap();
+        engine.op("fill").push(from.write(), |from| from.fill(7)).unwrap();
+        let op = |name: &'static str| engine.op(name).on(GPU);
+        let copies: [(_, &dyn Fn(_) -> _, _); 5] = [
+            ("to the device", &|name| op(name).copy_to_device(&from, &here), [8, 0]),
+            ("within the device", &|name| op(name).copy_peer(&here, &also_here), [8, 0]),
+            ("to another device", &|name| op(name).copy_peer(&also_here, &there), [0, 2]),
+            ("from another device", &|name| op(name).copy_peer(&there, &here), [8, 0]),
+            ("from the device", &|name| op(name).copy_from_device(&here, &to), [0, 2]),
+        ];
+        let mut expected = [Duration::ZERO; 2];
+        for (name, push, micros) in copies {
+            push(name).unwrap();
+            engine.wait_for_all().unwrap();
+            expected.iter_mut().zip(micros).for_each(|(busy, micros)| *busy += Duration::from_micros(micros));
+            let usage = gpu.usage();
+            assert_eq!([usage.copy_in.busy, usage.copy_out.busy], expected, "a copy {name}");
+        }
+        assert_eq!(engine.op("look").submit(to.read(), |to| to.to_vec()).unwrap().wait().unwrap(), [7; 1000]);
+    });
+}
+
 #[test]
 fn an_operation_on_another_gpu_is_issued_when_its_dependency_is_complete() {
     for kind in THREADED {
