@@ -53,12 +53,13 @@ impl Core {
     }
 
     /// Runs the operation of `handled` on the calling thread, if the operation is in a queue of the lane that the
-    /// thread's worker serves, and the stack is not short. A borrowed place counts as a worker.
-    pub(super) fn run_in_place<R>(self: &Arc<Self>, handled: &Handled<R>) {
-        let Some(op) = self.take_ready(handled.beside()) else { return };
-        worker_thread::note_stale();
-        worker_thread::share_slot();
+    /// thread's worker serves, and the stack is not short. A borrowed place counts as a worker. Returns whether the
+    /// operation was run.
+    pub(super) fn run_in_place<R>(self: &Arc<Self>, handled: &Handled<R>) -> bool {
+        let Some(op) = self.take_ready(handled.beside()) else { return false };
+        worker_thread::note_taken();
         self.run_on_this_stack(op);
+        true
     }
 
     /// Runs those operations in the deque of the calling thread's worker that [lead to](Self::leads_to) `goal`, until
@@ -74,12 +75,14 @@ impl Core {
             };
             let Some(op) = taken else { return };
             let op = if op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
-            op.into_iter().for_each(|op| self.run_on_this_stack(op));
+            if let Some(op) = op {
+                worker_thread::note_helped();
+                self.run_on_this_stack(op);
+            }
         }
     }
 
     fn run_on_this_stack(self: &Arc<Self>, op: OpRef<Task>) {
-        worker_thread::note_helped();
         ready_loop::in_place(|| {
             let mut ready = ReadyList::default();
             let epilogue = panics::__rust_end_short_backtrace(|| self.execute(op, &mut ready));

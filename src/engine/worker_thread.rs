@@ -404,9 +404,16 @@ pub(super) fn note_helped() {
     with_current(|thread| thread.worker().map(Worker::note_helped));
 }
 
-/// Records that a waiter on this thread has taken an operation from its entry in a queue, leaving the entry stale.
-pub(super) fn note_stale() {
-    with_current(|thread| thread.worker().map(Worker::note_stale));
+/// Counts an operation that a waiter on this thread has taken from its entry in a queue, leaving the entry stale, and is
+/// about to run. Makes the operation in the slot of the thread's worker stealable.
+pub(super) fn note_taken() {
+    with_current(|thread| {
+        if let Some(worker) = thread.worker() {
+            worker.note_stale();
+            worker.note_helped();
+        }
+        thread.share_slot();
+    });
 }
 
 /// Returns the calling thread's engine, and the lane of the worker that the thread has handed over or
