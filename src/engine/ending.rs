@@ -10,7 +10,7 @@
 //! Each value here belongs to one thread at a time: the thread that ends the operation, or the thread running the ready
 //! loop or internal operation to which the epilogue was handed.
 
-use std::{ptr, sync::PoisonError};
+use std::{mem, ptr, sync::PoisonError};
 
 use smallvec::SmallVec;
 
@@ -102,21 +102,23 @@ impl Completed {
     pub(super) fn succeeded(op: Hold<Task>) -> Epilogue {
         let cleanup = Self::report(&op, Ok(()));
         if cleanup.is_none() {
-            return Self::release(op);
+            // Its drop would do nothing, but cost instructions.
+            mem::forget(cleanup);
+            return Epilogue::CountOut(Self::release(op));
         }
         Epilogue::CleanUp(Self { op, result: Ok(()), ended: Vec::new(), function: FnState::Called, cleanup })
     }
 
-    /// Ends the hold on the record of a complete operation, of which no program code remains to be run. Returns the rest
-    /// of the epilogue.
+    /// Ends the hold on the record of a complete operation, of which no program code remains to be run. Returns the
+    /// operation's ticket.
     #[inline]
-    pub(super) fn release(op: Hold<Task>) -> Epilogue {
+    pub(super) fn release(op: Hold<Task>) -> Ticket {
         pause::at(Point::CompleteBeforeRetire);
         let ticket = op.task().ticket;
         // The mark is removed because the record may remain in queues for a while.
         op.mark(ptr::null_mut());
         drop(op);
-        Epilogue::CountOut(ticket)
+        ticket
     }
 
     /// Reports the result of a complete operation, unless the operation was rejected.

@@ -93,7 +93,7 @@ impl Core {
         if membership.is_some() {
             self.run_program_code(&op, None, || drop(membership));
         }
-        self.finish(Completed::release(op));
+        self.count_out(Completed::release(op));
     }
 
     /// Runs `f`, program code from an operation's epilogue. If `membership` is `Some`, the operation is still counted

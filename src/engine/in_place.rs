@@ -13,12 +13,13 @@
 //! everything that runs above it on the stack. A waiter hands over its worker if it finds no such operation, if its
 //! stack is short, or if the wait has a time limit.
 
-use std::{iter, ptr::NonNull, sync::Arc};
+use std::{iter, mem, ptr::NonNull, sync::Arc};
 
 use crate::{
     engine::{
         cancellable::{Cancellable, Function, Handled},
         core::Core,
+        ending::Epilogue,
         ready_loop,
         task::{Task, flag},
         worker_thread,
@@ -86,14 +87,28 @@ impl Core {
         ready_loop::in_place(|| {
             let mut ready = ReadyList::default();
             let epilogue = panics::__rust_end_short_backtrace(|| self.execute(op, &mut ready));
-            let epilogue = self.defer_epilogue(epilogue);
-            // Without workers, operations that are now ready are left to the loop around the wait. From that loop, the
-            // wait takes the operations on which it depends.
-            if !self.has_workers() {
-                ready_loop::with_loop(self, |ready_loop| self.leave(ready_loop, &mut ready, &mut iter::empty()));
+            match epilogue {
+                Epilogue::CountOut(ticket) if ready.is_empty() => {
+                    // Its drop would do nothing, but cost instructions.
+                    mem::forget(epilogue);
+                    self.count_out(ticket);
+                }
+                epilogue => self.end_on_this_stack(ready, epilogue),
             }
-            self.dispatch_ready(&mut ready, epilogue);
         });
+    }
+
+    /// Continues [`run_on_this_stack`](Self::run_on_this_stack) after an operation that has made others ready, or that
+    /// does not only have to be counted out.
+    #[inline(never)]
+    fn end_on_this_stack(self: &Arc<Self>, mut ready: ReadyList<Task>, epilogue: Epilogue) {
+        let epilogue = self.defer_epilogue(epilogue);
+        // Without workers, operations that are now ready are left to the loop around the wait. From that loop, the wait
+        // takes the operations on which it depends.
+        if !self.has_workers() {
+            ready_loop::with_loop(self, |ready_loop| self.leave(ready_loop, &mut ready, &mut iter::empty()));
+        }
+        self.dispatch_ready(&mut ready, epilogue);
     }
 
     /// Takes a handle's operation from its queue, if the calling thread can run it in place.
