@@ -133,9 +133,10 @@ impl Core {
         let pushed = tracker::push_sole(op);
         if let Some(op) = pushed.ready {
             if J::CLAIMS {
-                Self::publish(&op);
+                self.publish_and_schedule(op);
+            } else {
+                worker_thread::schedule(self, op);
             }
-            worker_thread::schedule(self, op);
         }
         if pushed.rejected { Err(Rejected.into_error(&Name::from(name), location, &[entry])) } else { Ok(()) }
     }
@@ -152,7 +153,7 @@ impl Core {
     ) -> Result<(), PushError> {
         debug_assert!(is_straight::<J>());
         let mut job = ManuallyDrop::new(job);
-        let erased = Erased { fill_job: Task::fill_job::<J>, claims: J::CLAIMS, job: (&raw mut job).cast() };
+        let erased = (Task::fill_job::<J> as FillJob, (&raw mut job).cast());
         // SAFETY: (1): the pointer is to the job, which is not used again unless the push is refused.
         match unsafe { self.push_erased(name, location, &entries, erased) } {
             FewPushed::Accepted => Ok(()),
@@ -191,16 +192,18 @@ impl Core {
         }
         op.mark(self.mark());
         if J::CLAIMS {
-            Self::publish(&op);
+            self.publish_and_schedule(op);
+        } else {
+            worker_thread::schedule(self, op);
         }
-        worker_thread::schedule(self, op);
         Ok(())
     }
 
-    /// [`push_few`](Self::push_few), for a job of any type.
+    /// [`push_few`](Self::push_few), for a job of any type. The job is a function that moves it into a task, and its
+    /// address.
     ///
     /// # Safety
-    /// 1. `fill_job` is [`Task::fill_job`] for the type of the job at `job`. Unless this returns
+    /// 1. The function is [`Task::fill_job`] for the type of the job at the address. Unless this returns
     ///    [`FewPushed::Refused`], the job has been moved, and the caller does not use it again.
     #[inline(never)]
     unsafe fn push_erased<const N: usize>(
@@ -208,7 +211,7 @@ impl Core {
         name: &'static str,
         location: &'static Location<'static>,
         entries: &[Entry; N],
-        Erased { fill_job, claims, job }: Erased,
+        (fill_job, job): (FillJob, *mut ()),
     ) -> FewPushed {
         if !self.is_straight {
             return FewPushed::Refused;
@@ -257,12 +260,20 @@ impl Core {
         op.mark(self.mark());
         let pushed = tracker::push(op);
         if let Some(op) = pushed.ready {
-            if claims {
-                Self::publish(&op);
+            if op.task().has(flag::CLAIMS) {
+                self.publish_and_schedule(op);
+            } else {
+                worker_thread::schedule(self, op);
             }
-            worker_thread::schedule(self, op);
         }
         if pushed.rejected { FewPushed::Rejected } else { FewPushed::Accepted }
+    }
+
+    /// Schedules a ready operation with a handle on its lane, where a waiter may take it.
+    #[inline(never)]
+    fn publish_and_schedule(self: &Arc<Self>, op: OpRef<Task>) {
+        Self::publish(&op);
+        worker_thread::schedule(self, op);
     }
 
     /// Counts an operation as pending if the engine is open. In any other phase, [`push`](Self::push) must decide.
@@ -536,14 +547,6 @@ impl Core {
 /// through which the operation can be cancelled, or do neither, and join no group.
 pub(crate) const fn is_straight<J: Job>() -> bool {
     J::CLAIMS == J::REPORTS && !J::JOINS
-}
-
-/// A job whose type is known only to `fill_job`, which moves the job into a task.
-struct Erased {
-    fill_job: FillJob,
-    /// Whether the job [claims](Job::CLAIMS).
-    claims: bool,
-    job: *mut (),
 }
 
 /// The result of [`push_erased`](Core::push_erased).
