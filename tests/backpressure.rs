@@ -48,6 +48,37 @@ fn on_limited(kinds: &[EngineKind], workers: usize, limit: usize, f: impl Fn(Eng
     }
 }
 
+/// Two waits become ready with each other. The end of the first makes room, and the waker that is told of it waits for
+/// the second.
+#[test]
+fn a_waker_told_of_room_may_wait_for_what_became_ready_with_it() {
+    struct WaitsFor(Engine, Var<u64>, mpsc::Sender<()>);
+    impl Wake for WaitsFor {
+        fn wake(self: Arc<Self>) {
+            self.0.wait_for_var(&self.1).unwrap();
+            let _ = self.2.send(());
+        }
+    }
+    on_limited(&THREADED, 1, 3, |engine| {
+        let (x, y) = (engine.var(0_u64), engine.var(0));
+        let (engine, gate) = (&engine, Gate::new());
+        let closed = gate.clone();
+        engine.op("before both").push((x.write(), y.write()), move |_| closed.pass()).unwrap();
+        thread::scope(|scope| {
+            for (var, pending) in [(&x, 2), (&y, 3)] {
+                scope.spawn(move || engine.wait_for_var(var).unwrap());
+                eventually("the wait is pending", || engine.pending() == pending);
+            }
+            let (sender, woken) = mpsc::channel();
+            let waker = Waker::from(Arc::new(WaitsFor(engine.clone(), y.clone(), sender)));
+            let mut room = pin!(engine.op("later").when_room());
+            assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            gate.open();
+            assert!(woken.recv_timeout(PATIENCE).is_ok(), "the waker waits for a wait on its own stack");
+        });
+    });
+}
+
 /// A waker that counts its wake-ups.
 #[derive(Default)]
 struct CountWakes(AtomicUsize);

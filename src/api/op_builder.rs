@@ -1650,6 +1650,7 @@ impl<'e> OpBuilder<'e> {
         R: Send + 'static,
     {
         accesses.declare(&mut List(&mut self.entries));
+        debug_assert!(!self.is_plain || !self.has_more && self.spec.is_plain());
         if self.is_plain && self.entries.len() <= INLINE_ACCESSES {
             let Self { core, spec, entries, .. } = self;
             let name = spec.name.as_static().unwrap_or_default();

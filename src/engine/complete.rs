@@ -74,10 +74,12 @@ impl Core {
         }
         let has_succeeded = function != FnState::NotCalled && result.is_ok() && ended.is_empty();
         if !has_succeeded || op.task().has(flag::REPORTS) {
-            let is_sync = !op.task().has(flag::ASYNC);
+            // The epilogue of an inline operation is left to the loop, since others that became ready with it wait in
+            // this thread's memory, and a waker that the count-out calls may wait for one of them.
+            let is_short = !op.task().has(flag::ASYNC | flag::INLINE);
             let op = tracker::complete(op, ready);
             pause::at(Point::Completed);
-            if has_succeeded && is_sync {
+            if has_succeeded && is_short {
                 return Completed::succeeded(op);
             }
             return Epilogue::CleanUp(Completed::new(op, result, ended, function));

@@ -543,8 +543,9 @@ impl Core {
     }
 }
 
-/// Returns whether jobs of this type may be pushed by [`push_plain`](Core::push_plain): they either report to a handle,
-/// through which the operation can be cancelled, or do neither, and join no group.
+/// Returns whether jobs of this type may be pushed by [`push_plain`](Core::push_plain) if the operation is not
+/// asynchronous: they either report to a handle, through which the operation can be cancelled, or do neither, and join
+/// no group.
 pub(crate) const fn is_straight<J: Job>() -> bool {
     J::CLAIMS == J::REPORTS && !J::JOINS
 }

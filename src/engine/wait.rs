@@ -154,7 +154,7 @@ impl Core {
     ) -> Result<R, WaitError> {
         self.check_wait()?;
         let beside = handled.beside();
-        // An operation that is not claimed does not run, and its result is not set.
+        // An operation that is not claimed has no result. The answer may be out of date, and is then corrected below.
         let is_claimed = beside.claim().is_claimed();
         if is_claimed {
             if let Some(result) = handled.take() {
