@@ -236,6 +236,45 @@ fn a_push_passes_if_everything_waits_for_a_completion() {
     }
 }
 
+type RefusedPush<'a> = &'a (dyn Fn() -> Result<(), PushError> + Sync);
+
+/// A thread whose push was refused does not count as pushing.
+#[test]
+fn a_push_passes_after_the_refused_push_of_an_idle_thread() {
+    on_limited(&KINDS, 1, 1, |engine| {
+        let (group, other) = (engine.group(), common::engine(EngineKind::Naive, 1));
+        let foreign = other.token();
+        let refused: [(&str, RefusedPush<'_>); 4] = [
+            ("of an engine", &|| engine.op("").reads([&foreign]).push((), |()| {})),
+            ("with a handle", &|| engine.op("").reads([&foreign]).submit((), |()| {}).map(drop)),
+            ("of a group", &|| group.op("").reads([&foreign]).push((), |()| {})),
+            ("of a scope", &|| engine.scope(|s| s.op("").reads([&foreign]).push((), |()| {})).unwrap()),
+        ];
+        for (name, push) in refused {
+            let (is_refused, ends, passed) = (Gate::new(), Gate::new(), Gate::new());
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    push().expect_err(name);
+                    is_refused.open();
+                    ends.pass();
+                });
+                is_refused.pass();
+                let (done, token) = fill(&engine, 1);
+                let (engine, passed) = (&engine, &passed);
+                scope.spawn(move || {
+                    engine.op("behind").writes([&token]).push((), |()| {}).unwrap();
+                    passed.open();
+                });
+                let has_passed = passed.pass_within(SOON);
+                done.complete();
+                ends.open();
+                assert!(has_passed, "a push was held back after the refused push {name}");
+            });
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
 #[test]
 fn a_push_passes_if_everything_waits_for_a_guard_of_this_thread() {
     on_limited(&KINDS, 2, 2, |engine| {
@@ -1032,6 +1071,45 @@ fn a_limit_that_is_raised_makes_room() {
             }
             assert!(is_full(group.op("n").if_room()));
             gate.open();
+            group.wait().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_limit_that_is_raised_wakes_one_future_after_another() {
+    for kind in KINDS {
+        watched(move || {
+            let engine = common::engine(kind, 1);
+            let group = engine.group().max_pending(1);
+            let inside = group.group();
+            let done = open_ended_in(&group);
+            let wakes: Vec<_> = (0..3).map(|_| Arc::new(CountWakes::default())).collect();
+            // The last future waits for the limit around its group.
+            let mut rooms = [&group, &group, &inside].map(|group| Box::pin(group.op("n").when_room()));
+            let mut is_admitted = |n: usize| {
+                let waker = Waker::from(Arc::clone(&wakes[n]));
+                rooms[n].as_mut().poll(&mut Context::from_waker(&waker)).is_ready()
+            };
+            let counts = || wakes.iter().map(|wakes| wakes.count()).collect::<Vec<_>>();
+            assert!((0..3).all(|n| !is_admitted(n)));
+            let _ = group.clone().max_pending(1);
+            assert_eq!(counts(), [0, 0, 0], "a future was woken without room");
+            let _ = group.clone().max_pending(2);
+            eventually("the first future is woken", || wakes[0].count() == 1);
+            assert_eq!(counts(), [1, 0, 0], "room for one woke several futures");
+            assert!(is_admitted(0));
+            eventually("the second future is woken", || wakes[1].count() == 1);
+            // The second future finds the limit lowered again, and keeps its place.
+            let _ = group.clone().max_pending(1);
+            assert!(!is_admitted(1));
+            let _ = group.clone().max_pending(100);
+            eventually("the second future is woken again", || wakes[1].count() == 2);
+            assert_eq!(counts(), [1, 2, 0], "two futures were woken at once");
+            assert!(is_admitted(1));
+            eventually("the third future is woken", || wakes[2].count() == 1);
+            assert!(is_admitted(2));
+            done.complete();
             group.wait().unwrap();
         });
     }

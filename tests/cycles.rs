@@ -379,6 +379,31 @@ fn a_scope_whose_operations_stand_behind_its_opener_is_refused() {
     });
 }
 
+/// What has failed by itself says more than that the scope could not end.
+#[test]
+fn a_refused_scope_returns_the_first_failure_of_its_operations() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, between, inner) = (engine.var(0), engine.var(0), engine.downgrade());
+        let (again, linked) = (value.clone(), between.clone());
+        let outer = engine.op("outer").submit(value.write(), move |_| {
+            inner.op("link").push((again.read(), linked.write()), |(_, linked)| *linked = 7).unwrap();
+            inner.scope(|s| {
+                s.op("inside").push(linked.write(), |linked| *linked = 0).unwrap();
+                for name in ["first", "second"] {
+                    s.op(name).try_push((), |()| Err("on purpose".into())).unwrap();
+                }
+            })
+        });
+        let failed = common::failure(outer.unwrap().wait().unwrap());
+        assert_eq!(failed.name(), "first");
+        // The operation that could not start was cancelled.
+        assert_eq!(common::failure(engine.get(&between)).name(), "inside");
+        engine.clear_error(&between).unwrap();
+        assert_eq!(engine.get(&between).unwrap(), 7);
+        engine.wait_for_all().expect("the scope and the variable have returned the failures");
+    });
+}
+
 /// Each of several operations holds a variable and opens a scope with an operation on the next one's variable.
 #[test]
 fn the_youngest_of_several_scopes_that_wait_for_each_other_is_refused() {

@@ -1107,6 +1107,29 @@ fn a_wait_for_an_operation_behind_the_waiting_one_through_a_chain_is_refused() {
     });
 }
 
+/// The awaited operation reads a variable behind a writer and behind another reader. Both of these wait for the
+/// waiting operation, each because of another variable, and the search may reach either first.
+#[test]
+fn a_wait_for_one_of_several_readers_behind_a_writer_is_refused() {
+    on_kinds(&KINDS, 2, |engine| {
+        for swapped in [false, true] {
+            let (x, y, read) = (engine.var(0), engine.var(0), engine.var(0));
+            let inner = engine.downgrade();
+            let (held, between) = ((x.clone(), y.clone()), if swapped { (y, x) } else { (x, y) });
+            let outer = engine.op("outer").submit((held.0.write(), held.1.write()), move |_| {
+                inner.op("writer").push((between.0.write(), read.write()), |_| ())?;
+                inner.op("reader").push((between.1.read(), read.read()), |_| ())?;
+                let behind = ["first", "second"].map(|name| inner.op(name).submit(read.read(), |_| ()));
+                Ok::<_, PushError>(behind.map(|handle| handle.unwrap().wait_timeout(FOUND)))
+            });
+            let [first, second] = outer.unwrap().wait().unwrap().unwrap();
+            assert_eq!(deadlock(first), ("outer".into(), "first".into()));
+            assert_eq!(deadlock(second), ("outer".into(), "second".into()));
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
 #[test]
 fn the_last_of_the_operations_that_wait_for_each_other_is_refused() {
     on_kinds(&THREADED, 2, |engine| {

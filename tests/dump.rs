@@ -69,6 +69,53 @@ fn what_is_pending_and_what_it_waits_for_is_listed() {
     });
 }
 
+/// Returns the values, in order, of a field whose values contain neither commas nor braces.
+fn field<'j>(json: &'j str, name: &str) -> Vec<&'j str> {
+    let key = format!("\"{name}\":");
+    json.split(&key).skip(1).map(|rest| rest.split([',', '}']).next().unwrap()).collect()
+}
+
+#[test]
+fn the_json_of_a_dump_has_the_values_of_the_fields() {
+    for kind in THREADED {
+        watched(move || {
+            let recorder = Recorder::new();
+            let engine = Engine::builder().kind(kind).workers(1).recorder(&recorder).build().unwrap();
+            let x = engine.token().named("x");
+            let (sender, receiver) = mpsc::channel();
+            engine.op("open-ended").writes([&x]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+            let done = receiver.recv().unwrap();
+            engine.op("behind").priority(3).reads([&x]).push((), |()| {}).unwrap();
+            thread::scope(|scope| {
+                let waiter = thread::Builder::new().name("waiter".to_owned());
+                waiter.spawn_scoped(scope, || engine.wait_for_var(&x).unwrap()).unwrap();
+                eventually("the thread waits", || engine.dump().waits().len() == 1);
+                let dump = engine.dump();
+                let json = dump.to_json();
+                let of_ops = |name: &str, value: &dyn Fn(&PendingOp) -> String| {
+                    assert_eq!(field(&json, name), dump.ops().iter().map(value).collect::<Vec<_>>(), "{name}: {json}");
+                };
+                of_ops("location", &|op| format!("\"{}\"", op.location));
+                of_ops("state", &|op| format!("\"{:?}\"", op.state));
+                of_ops("device", &|op| format!("\"{}\"", op.device));
+                of_ops("lane", &|op| format!("\"{}\"", op.lane));
+                of_ops("place", &|op| op.place.as_ref().map_or("null".to_owned(), |place| format!("\"{place}\"")));
+                of_ops("age", &|op| op.age.expect("the engine has a recorder").as_nanos().to_string());
+                of_ops("priority", &|op| op.priority.to_string());
+                of_ops("asynchronous", &|op| op.asynchronous.to_string());
+                of_ops("internal", &|op| op.internal.to_string());
+                let [wait] = dump.waits() else { panic!("{dump}") };
+                assert_eq!(field(&json, "thread"), ["\"waiter\""]);
+                assert_eq!(field(&json, "kind"), [format!("\"{:?}\"", wait.kind)]);
+                assert_eq!(field(&json, "time"), [wait.time.as_nanos().to_string()]);
+                assert_eq!(field(&json, "unlisted"), [dump.unlisted().to_string()]);
+                done.complete();
+            });
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
 /// The number of operations: large enough that quadratic searches would exceed the time limit. Sanitizers slow every
 /// search tenfold.
 const MANY: usize = if cfg!(any(raddle_tsan, raddle_unpooled)) { 10_000 } else { 20_000 };
@@ -102,6 +149,25 @@ fn a_dump_of_many_operations_is_fast() {
         assert_eq!(dump.chain(index(&dump, "last")).unwrap().last(), Some(&index(&dump, "hold")));
         drop(sender);
         engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_long_chain_is_printed_as_its_first_eleven_operations_and_its_last() {
+    on_kinds(&THREADED, 1, |engine| {
+        for (length, omitted) in [(11, None), (12, None), (13, Some(1)), (30, Some(18))] {
+            let x = engine.token();
+            let gate = hold(&engine, &x);
+            (1..length).for_each(|number| engine.op(format!("step {number}")).writes([&x]).push((), |()| {}).unwrap());
+            let text = engine.dump().to_string();
+            // The chain begins with the operation that waits longest.
+            let printed = text.lines().filter(|line| line.starts_with("  waits for `")).count();
+            assert_eq!(printed, length.min(12) - 1, "{text}");
+            let more = omitted.map(|omitted| format!("  … and {omitted} more, the last of which"));
+            assert_eq!(text.lines().find(|line| line.contains("the last of which")), more.as_deref(), "{text}");
+            gate.open();
+            engine.wait_for_all().unwrap();
+        }
     });
 }
 

@@ -531,6 +531,49 @@ fn a_future_with_a_property_is_polled_in_its_lane_after_each_wake() {
     });
 }
 
+#[test]
+fn a_future_is_polled_with_its_priority_after_each_wake() {
+    on_kinds(&THREADED, 1, |engine| {
+        const ROUNDS: usize = 3;
+        let journal = Journal::new();
+        let mut signals = Vec::new();
+        for priority in [-5, 2, 6] {
+            for has_handle in [false, true] {
+                let (waits, journal): ([Signal; ROUNDS], _) = (Default::default(), journal.clone());
+                signals.push(waits.clone());
+                let future = async move {
+                    for signal in waits {
+                        signal.await;
+                        journal.add(priority);
+                    }
+                };
+                let op = engine.op("").priority(priority);
+                if has_handle {
+                    op.submit_future((), |()| future).unwrap().ignore();
+                } else {
+                    op.push_future((), |()| future).unwrap();
+                }
+            }
+        }
+        let orders: Vec<_> = (0..ROUNDS)
+            .map(|round| {
+                eventually("the futures wait", || signals.iter().all(|signals| signals[round].is_awaited()));
+                let gate = occupy(&engine, 1);
+                for priority in [0, 7, -7, 4] {
+                    let journal = journal.clone();
+                    engine.op("").priority(priority).push((), move |()| journal.add(priority)).unwrap();
+                }
+                signals.iter().for_each(|signals| signals[round].set());
+                gate.open();
+                eventually("all have run", || journal.len() == 10);
+                journal.take()
+            })
+            .collect();
+        engine.wait_for_all().unwrap();
+        assert_eq!(orders, [[7, 6, 6, 4, 2, 2, 0, -5, -5, -7]; ROUNDS], "the polls ran in another order");
+    });
+}
+
 /// Every wake is followed by a poll that sees all effects preceding the wake, and polls never overlap.
 #[test]
 fn no_wake_is_lost_in_a_storm_of_wakes_and_polls_do_not_overlap() {

@@ -86,6 +86,26 @@ fn an_undeclared_use_is_an_error_that_names_both_operations() {
 
 #[test]
 #[cfg_attr(not(debug_assertions), ignore = "detected only with debug assertions")]
+fn an_operation_that_reads_a_value_or_changes_it_is_the_last_to_use_it() {
+    on_kinds(&KINDS, 1, |engine| {
+        let bus = guarded(&engine);
+        let last = || bus.read().unwrap_err().last_user().map(|(name, _)| name.to_owned());
+        assert_eq!(last(), None);
+        for (name, writes) in [("fill", true), ("look", false), ("fill again", true)] {
+            let value = Arc::clone(&bus);
+            let (reads, mutates) = if writes { (None, Some(bus.token())) } else { (Some(bus.token()), None) };
+            let using = engine.op(name).reads(reads).writes(mutates).try_submit((), move |()| {
+                let used = if writes { value.write().map(drop) } else { value.read().map(drop) };
+                Ok(used?)
+            });
+            using.unwrap().wait().unwrap();
+            assert_eq!(last().as_deref(), Some(name));
+        }
+    });
+}
+
+#[test]
+#[cfg_attr(not(debug_assertions), ignore = "detected only with debug assertions")]
 fn a_mutable_use_needs_a_declared_mutation() {
     on_kinds(&KINDS, 1, |engine| {
         let bus = guarded(&engine);

@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Gate, MOMENT, PATIENCE, THREADED, at_the_first_deferred_push, hold, on_kinds, watched};
+use common::{Gate, MOMENT, PATIENCE, THREADED, at_the_first_deferred_push, eventually, hold, on_kinds, watched};
 use raddle::{Engine, EngineKind, OpHandle, Shutdown, Var, blocking};
 
 /// The number of computing functions, and the number of times there were too many.
@@ -378,9 +378,9 @@ fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
                 let waker = Waker::from(Arc::new(Computes(Arc::clone(&computing), sender)));
                 let mut room = pin!(engine.op("later").when_room());
                 assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-                // The sleep gives `blocked`'s function time to queue for the worker.
                 blocks.open();
-                thread::sleep(MOMENT);
+                let queues = || engine.dump().ops().iter().any(|op| op.internal && op.label() == "return");
+                eventually("`blocked`'s function queues for the worker", queues);
                 ends.open();
                 woken.recv_timeout(PATIENCE).unwrap();
                 engine.wait_for_all().unwrap();

@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use common::{Gate, KINDS, MOMENT, THREADED, eventually, on_kinds, watched, watched_for};
+use common::{Gate, KINDS, MOMENT, PATIENCE, THREADED, eventually, on_kinds, watched, watched_for};
 use raddle::{
     AccessMode, Device, Engine, EngineKind, IdlePolicy, LaneStats, ObservedOp, Observer, Outcome, Place, PushError,
     Recorder, SimulatedGpu, Trace, TracedOp, VarId, WaitError, cx,
@@ -100,6 +100,23 @@ fn an_operation_depends_on_those_that_it_waited_for() {
             before.sort_unstable();
             assert_eq!(named(&trace, name).depends_on, before, "{name}");
         }
+    });
+}
+
+/// An engine without workers runs the readers in push order.
+#[test]
+fn of_many_readers_in_a_row_the_last_ones_are_listed() {
+    recorded(&[EngineKind::Naive], |engine, recorder| {
+        let x = engine.var(0);
+        for _ in 0..1030 {
+            engine.op("read").push(x.read(), |_| {}).unwrap();
+        }
+        engine.op("write").push(x.write(), |_| {}).unwrap();
+        let trace = recorder.take();
+        let readers: Vec<_> = trace.ops().iter().filter(|op| op.name.as_str() == "read").map(|op| op.id).collect();
+        let mut before = readers[readers.len() - 1024..].to_vec();
+        before.sort_unstable();
+        assert_eq!(named(&trace, "write").depends_on, before, "the readers before the last 1024 are listed");
     });
 }
 
@@ -278,6 +295,50 @@ fn a_function_that_waits_has_several_runs() {
             assert!(pair[0].id != pair[1].id);
         }
     });
+}
+
+/// `outer` runs `inner` in place, and `inner` waits with a time limit, so their thread hands over its worker.
+#[test]
+fn a_function_around_one_that_waits_has_several_runs() {
+    for kind in THREADED {
+        watched(move || {
+            let recorder = Recorder::new();
+            let engine = Engine::builder().kind(kind).workers(1).recorder(&recorder).build().unwrap();
+            let inside = engine.downgrade();
+            let outer = engine.op("outer").submit((), move |()| {
+                let around = thread::current().id();
+                let innermost = inside.clone();
+                let inner = inside.op("inner").submit((), move |()| {
+                    let mut waited = innermost.op("waited").submit((), |()| thread::current().id()).unwrap();
+                    assert_ne!(waited.wait_timeout(PATIENCE).unwrap(), around);
+                    thread::current().id()
+                });
+                assert_eq!(inner.unwrap().wait().unwrap(), around);
+            });
+            outer.unwrap().wait().unwrap();
+            engine.wait_for_all().unwrap();
+            let trace = recorder.take();
+            let (outer, inner) = (named(&trace, "outer"), named(&trace, "inner"));
+            assert!(inner.runs.len() >= 2, "{inner:?}");
+            // The wait ends a run of both functions, and the return from the wait begins another.
+            let bounds = |op: &TracedOp| {
+                let ends: Vec<_> = op.runs.iter().map(|run| run.to).collect();
+                let starts: Vec<_> = op.runs.iter().map(|run| run.from).collect();
+                (starts[1..].to_vec(), ends[..ends.len() - 1].to_vec())
+            };
+            assert_eq!(bounds(outer), bounds(inner), "{outer:?}\n{inner:?}");
+            for op in [outer, inner] {
+                let (first, last) = (op.runs[0], op.runs[op.runs.len() - 1]);
+                assert_eq!((Some(first.from), Some(last.to)), (op.started, op.returned), "{op:?}");
+                assert!(op.runs.windows(2).all(|pair| pair[0].to <= pair[1].from), "{op:?}");
+                let waited: Duration = op.runs.windows(2).map(|pair| pair[1].from - pair[0].to).sum();
+                assert_eq!(op.ran() + waited, last.to - first.from, "{op:?}");
+            }
+            // What they waited for ended meanwhile.
+            let ended = named(&trace, "waited").ended.unwrap();
+            assert!(outer.runs.windows(2).any(|pair| pair[0].to <= ended && ended <= pair[1].from), "{outer:?}");
+        });
+    }
 }
 
 #[test]
@@ -529,14 +590,22 @@ fn statistics_are_grouped_by_name() {
             }
         }
         engine.op("fail").try_push((), |()| Err("a part of this test".into())).unwrap();
+        let line = line!();
         engine.op("").push((), |()| {}).unwrap();
+        for _ in 0..3 {
+            engine.op("").push((), |()| {}).unwrap();
+        }
         let _ = engine.wait_for_all();
         let stats = engine.stats();
         let of = |name: &str| stats.operations.iter().find(|op| op.name.starts_with(name)).unwrap();
         assert_eq!(stats.operations[0].name, "slow", "the longest does not come first");
         let (quick, slow) = (of("quick"), of("slow"));
         assert_eq!((quick.count, slow.count, of("fail").failed), (200, 10, 1));
-        assert_eq!(of(file!()).count, 1);
+        let pushed_at = |line: u32| {
+            let label = format!("{}:{line}", file!());
+            stats.operations.iter().find(|op| op.name == label).map_or(0, |op| op.count)
+        };
+        assert_eq!((pushed_at(line + 1), pushed_at(line + 3)), (1, 3), "{stats}");
         assert!(slow.ran.min() >= Duration::from_millis(1) && slow.ran.percentile(50.0) >= slow.ran.min());
         assert!(slow.ran.percentile(100.0) <= slow.ran.max() && slow.ran.total() >= Duration::from_millis(10));
         assert!(quick.ran.mean() < slow.ran.mean());

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use common::{Drops, Gate, KINDS, MOMENT, PATIENCE, THREADED, eventually, failure, hold, on_kinds};
+use common::{Drops, Gate, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, eventually, failure, hold, on_kinds};
 use raddle::{Engine, PushError, Shutdown, Var, WaitError};
 
 /// A value that cannot be cloned.
@@ -164,6 +164,46 @@ fn values_are_set_replaced_and_taken_in_push_order() {
         assert_eq!(engine.take(&value).unwrap(), Unclonable(4));
         assert_eq!(engine.with(&value, |value| value.0).unwrap(), 0);
         assert_eq!(value.version(), 5);
+    });
+}
+
+/// A value whose default cannot be made.
+#[derive(Debug, PartialEq)]
+struct NoDefault(u32);
+
+impl Default for NoDefault {
+    fn default() -> Self {
+        resume_unwind(Box::new("on purpose"))
+    }
+}
+
+#[test]
+fn a_take_that_panics_changes_nothing_and_is_not_counted() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(NoDefault(1));
+        let taken = catch_unwind(AssertUnwindSafe(|| engine.take(&value)));
+        assert_eq!(taken.unwrap_err().downcast_ref(), Some(&"on purpose"));
+        assert_eq!(value.version(), 0, "a mutation that did not run to completion was counted");
+        // The variable was released and has not failed.
+        assert_eq!(engine.replace(&value, NoDefault(2)).unwrap(), NoDefault(1));
+        engine.op("").push(value.write(), |value| value.0 += 1).unwrap();
+        assert_eq!(engine.with(&value, |value| value.0).unwrap(), 3);
+        assert_eq!(value.version(), 2);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_set_fails_and_is_not_counted_if_the_drop_of_the_old_value_panics() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(Some(PanicsOnDrop("on purpose")));
+        engine.set(&value, None).unwrap();
+        assert_eq!(failure(engine.wait_for_var(&value)).name(), "set");
+        assert_eq!(value.version(), 0, "a mutation that did not run to completion was counted");
+        engine.set(&value, None).unwrap();
+        engine.wait_for_var(&value).unwrap();
+        assert_eq!(value.version(), 1);
+        engine.wait_for_all().unwrap();
     });
 }
 

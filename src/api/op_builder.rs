@@ -719,7 +719,7 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
-    pub fn submit<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    pub fn submit<A, F, R>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(Refs<'a, A>) -> R + Send + 'static,
@@ -733,7 +733,7 @@ impl<'e> OpBuilder<'e> {
             // during this call. (2): the push refuses aliases, and the operation runs once.
             Ok(f(unsafe { A::refs(&captured, &cx) }))
         };
-        self.enqueue_returning(location, &accesses, 0, f)
+        self.enqueue_worker_returning(location, &accesses, f)
     }
 
     /// Pushes an operation whose function returns a value or an error, and returns a handle to the result. An `Err`
@@ -753,7 +753,7 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
-    pub fn try_submit<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    pub fn try_submit<A, F, R>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, BoxError> + Send + 'static,
@@ -767,7 +767,7 @@ impl<'e> OpBuilder<'e> {
             // during this call. (2): the push refuses aliases, and the operation runs once.
             f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
         };
-        self.enqueue_returning(location, &accesses, 0, f)
+        self.enqueue_worker_returning(location, &accesses, f)
     }
 
     // ------------------------------------------------------------------------------------------------ on a device ----
@@ -1626,7 +1626,7 @@ impl<'e> OpBuilder<'e> {
     ) -> Result<(), PushError> {
         accesses.declare(&mut List(&mut self.entries));
         debug_assert!(!self.is_plain || !self.has_more && self.spec.is_plain());
-        if self.is_plain && const { push::is_plain::<J>() } && self.entries.len() <= INLINE_ACCESSES {
+        if self.is_plain && const { push::is_straight::<J>() } && self.entries.len() <= INLINE_ACCESSES {
             // Dropped before the push. Otherwise, the drop would need the description in memory if the push panicked.
             let Self { core, spec, entries, .. } = self;
             let name = spec.name.as_static().unwrap_or_default();
@@ -1634,6 +1634,47 @@ impl<'e> OpBuilder<'e> {
             return core.push_plain(name, location, entries, job);
         }
         self.enqueue_declared(location, job)
+    }
+
+    /// Enqueues an operation that runs on a worker and has a handle, and returns the handle. Inlined, as
+    /// [`enqueue_worker_job`](Self::enqueue_worker_job) is.
+    #[inline(always)]
+    fn enqueue_worker_returning<F, R>(
+        mut self,
+        location: &'static Location<'static>,
+        accesses: &impl ScopedAccesses,
+        f: F,
+    ) -> Result<OpHandle<R>, PushError>
+    where
+        F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
+        R: Send + 'static,
+    {
+        accesses.declare(&mut List(&mut self.entries));
+        if self.is_plain && self.entries.len() <= INLINE_ACCESSES {
+            let Self { core, spec, entries, .. } = self;
+            let name = spec.name.as_static().unwrap_or_default();
+            mem::forget(spec.name);
+            let oneshot = result_job::shared_plainly(name, location, f);
+            let job = ResultJob::new(Arc::clone(&oneshot));
+            let handle = OpHandle::new(oneshot, Arc::clone(core));
+            core.push_plain(name, location, entries, job)?;
+            return Ok(handle);
+        }
+        self.enqueue_declared_returning(location, f)
+    }
+
+    /// Enqueues an operation whose accesses have been declared, and returns its handle.
+    #[inline(never)]
+    fn enqueue_declared_returning<F, R>(
+        mut self,
+        location: &'static Location<'static>,
+        f: F,
+    ) -> Result<OpHandle<R>, PushError>
+    where
+        F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
+        R: Send + 'static,
+    {
+        self.enqueue_returning(location, &(), 0, f)
     }
 
     /// Enqueues an operation whose accesses have been declared. Takes the builder by value: with a reference, the

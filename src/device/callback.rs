@@ -8,6 +8,7 @@ use crate::sync::thread_static;
 thread_static!(static KERNEL: Cell<bool> = Cell::new(false));
 
 /// Returns whether a simulated device is running program code on this thread.
+#[inline]
 pub(crate) fn in_kernel() -> bool {
     KERNEL.with(Cell::get)
 }

@@ -50,16 +50,23 @@ use crate::{
 /// drop it uncalled.
 pub struct Cancellable<F: ?Sized> {
     claim: Claim,
-    /// The failure with which the operation fails if it is cancelled, once it has been created.
-    failure: Mutex<Option<OpError>>,
+    /// What most operations do not need, once it has been created.
+    rare: Mutex<Option<Box<Rare>>>,
     name: Name,
     location: &'static Location<'static>,
-    /// Called when the started operation is asked to stop.
-    stop: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     place: Place,
     /// Whether the canceller has dropped the function.
     is_cleared: AtomicBool,
     f: UnsafeCell<F>,
+}
+
+/// What a [`Cancellable`] has if a failure or a call was needed.
+#[derive(Default)]
+struct Rare {
+    /// The failure with which the operation fails if it is cancelled.
+    failure: Option<OpError>,
+    /// Called when the started operation is asked to stop.
+    stop: Option<Box<dyn FnOnce() + Send>>,
 }
 
 /// The place where waiters find a queued operation. It contains only atomics, since a waiter may free it as soon as
@@ -146,8 +153,7 @@ impl<F> Cancellable<Option<F>> {
     pub fn new(claim: Claim, name: Name, location: &'static Location<'static>, f: F) -> Self {
         Self {
             claim,
-            failure: Mutex::new(None),
-            stop: Mutex::new(None),
+            rare: Mutex::new(None),
             name,
             location,
             place: Place::default(),
@@ -195,7 +201,7 @@ impl<F: ?Sized> Cancellable<F> {
     /// Returns the failure with which the operation fails if it is cancelled.
     pub(super) fn failure(&self) -> OpError {
         let new = || OpError::new(&self.name, self.location, Cause::Cancelled, None);
-        lock(&self.failure).get_or_insert_with(new).clone()
+        lock(&self.rare).get_or_insert_default().failure.get_or_insert_with(new).clone()
     }
 }
 
@@ -220,7 +226,7 @@ impl Cancellable<dyn Function> {
     /// Registers `stop` to be called when the started operation is asked to stop. An earlier request does not cause
     /// `stop` to be called; only [`Claim::is_stopping`] reports it.
     pub(super) fn when_stopping(&self, stop: impl FnOnce() + Send + 'static) {
-        *lock(&self.stop) = Some(Box::new(stop));
+        lock(&self.rare).get_or_insert_default().stop = Some(Box::new(stop));
     }
 
     /// Cancels the operation if it has neither started nor been cancelled: calls `tell` with the failure and then drops
@@ -228,7 +234,7 @@ impl Cancellable<dyn Function> {
     pub fn cancel(&self, how: Cancel, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         if !self.claim.cancel(how) {
-            let stop = lock(&self.stop).take();
+            let stop = lock(&self.rare).as_mut().and_then(|rare| rare.stop.take());
             stop.into_iter().for_each(|stop| stop());
             return false;
         }

@@ -72,9 +72,14 @@ impl Core {
                 }
             }
         }
-        if function == FnState::NotCalled || result.is_err() || !ended.is_empty() || op.task().has(flag::REPORTS) {
+        let has_succeeded = function != FnState::NotCalled && result.is_ok() && ended.is_empty();
+        if !has_succeeded || op.task().has(flag::REPORTS) {
+            let is_sync = !op.task().has(flag::ASYNC);
             let op = tracker::complete(op, ready);
             pause::at(Point::Completed);
+            if has_succeeded && is_sync {
+                return Completed::succeeded(op);
+            }
             return Epilogue::CleanUp(Completed::new(op, result, ended, function));
         }
         let ticket = op.task().ticket;

@@ -68,8 +68,8 @@ pub(crate) struct Core {
     pub(super) kind: EngineKind,
     /// Whether the engine has a limit on pending operations.
     pub(super) is_bounded: bool,
-    /// Whether [`push_sole`](Core::push_sole) and [`push_few`](Core::push_few) may push to the engine: it has workers,
-    /// but no GPU, no limit of its own and no observer, and it does not shuffle.
+    /// Whether [`push_plain`](Core::push_plain) may push to the engine itself: the engine has workers, but no GPU, no
+    /// limit of its own and no observer, and it does not shuffle.
     pub(super) is_straight: bool,
     /// Whether the engine records, and does nothing else with operations that engines without a recording do not do: it
     /// has no observer and does not shuffle.

@@ -36,8 +36,9 @@ impl Core {
         if self.is_forked() || op.is_rejected() {
             return Disposition::Discard;
         }
+        let has_gpus = !self.gpus.is_empty();
         // GPU lanes are checked before the failures are read: lanes may change a failure until their work is complete.
-        if let Some(lane) = self.pending_on_device(op, at) {
+        if let Some(lane) = has_gpus.then(|| self.pending_on_device(op, at)).flatten() {
             return Disposition::Forward(lane);
         }
         if task.has(flag::CLAIMS) {
@@ -51,6 +52,9 @@ impl Core {
         // Relaxed: an operation that starts while the cancellation begins may run or be cancelled.
         if self.phase.load(Relaxed) == phase::CANCELLING && !task.has(flag::INTERNAL | flag::KEPT) {
             return Disposition::Skip(task.failed_by(Cause::Cancelled));
+        }
+        if !has_gpus {
+            return self.failure_disposition(op);
         }
         let disposition = if at == Device::Cpu {
             self.failure_disposition(op)

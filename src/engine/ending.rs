@@ -10,7 +10,7 @@
 //! Each value here belongs to one thread at a time: the thread that ends the operation, or the thread running the ready
 //! loop or internal operation to which the epilogue was handed.
 
-use std::sync::PoisonError;
+use std::{mem, ptr, sync::PoisonError};
 
 use smallvec::SmallVec;
 
@@ -21,7 +21,8 @@ use crate::{
     },
     error::op::OpError,
     notify::pending::Ticket,
-    tracker::{Hold, OpRef},
+    testing::pause::{self, Point},
+    tracker::{Hold, Op, OpRef},
 };
 
 /// The decision on a ready operation.
@@ -89,11 +90,45 @@ impl Completed {
     /// If the operation is asynchronous and its function was called, [`report_to`](Self::report_to) reports the result.
     pub(super) fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, function: FnState) -> Self {
         let mut cleanup = Cleanup::default();
-        if op.task().has(flag::REPORTS) && function != FnState::MayRun && !op.is_rejected() {
-            // SAFETY: (1): this thread ends the operation.
-            cleanup = unsafe { op.report(result.as_ref().map(|&()| ())) };
+        if op.task().has(flag::REPORTS) && function != FnState::MayRun {
+            cleanup = Self::report(&op, result.as_ref().map(|&()| ()));
         }
         Self { op, result, ended, function, cleanup }
+    }
+
+    /// Reports the success of a complete operation that is not asynchronous, and ends the hold on its record if no
+    /// program code remains to be run. Returns the epilogue.
+    #[inline]
+    pub(super) fn succeeded(op: Hold<Task>) -> Epilogue {
+        let cleanup = Self::report(&op, Ok(()));
+        if cleanup.is_none() {
+            // Its drop would do nothing, but cost instructions.
+            mem::forget(cleanup);
+            return Epilogue::CountOut(Self::release(op));
+        }
+        Epilogue::CleanUp(Self { op, result: Ok(()), ended: Vec::new(), function: FnState::Called, cleanup })
+    }
+
+    /// Ends the hold on the record of a complete operation, of which no program code remains to be run. Returns the
+    /// operation's ticket.
+    #[inline]
+    pub(super) fn release(op: Hold<Task>) -> Ticket {
+        pause::at(Point::CompleteBeforeRetire);
+        let ticket = op.task().ticket;
+        // The mark is removed because the record may remain in queues for a while.
+        op.mark(ptr::null_mut());
+        drop(op);
+        ticket
+    }
+
+    /// Reports the result of a complete operation, unless the operation was rejected.
+    #[inline]
+    fn report(op: &Op<Task>, result: Result<(), &OpError>) -> Cleanup {
+        if op.is_rejected() {
+            return Cleanup::default();
+        }
+        // SAFETY: (1): this thread ends the operation.
+        unsafe { op.report(result) }
     }
 
     /// Reports the result of a complete asynchronous operation to its observers.

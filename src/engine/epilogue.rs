@@ -1,7 +1,7 @@
 //! The epilogue of an operation: the program code that runs once the operation is complete, after which the operation
 //! is counted out.
 
-use std::{panic::Location, ptr, sync::Arc};
+use std::{panic::Location, sync::Arc};
 
 use crate::{
     engine::{
@@ -17,10 +17,7 @@ use crate::{
     error::op::OpError,
     notify::{pending::Ticket, wakers::Wakers},
     system::panics,
-    testing::{
-        pause::{self, Point},
-        weaken::{Step, removed},
-    },
+    testing::weaken::{Step, removed},
     tracker::{Hold, Op},
 };
 
@@ -96,12 +93,7 @@ impl Core {
         if membership.is_some() {
             self.run_program_code(&op, None, || drop(membership));
         }
-        pause::at(Point::CompleteBeforeRetire);
-        let ticket = op.task().ticket;
-        // The mark is removed because the record may remain in queues for a while.
-        op.mark(ptr::null_mut());
-        drop(op);
-        self.count_out(ticket);
+        self.count_out(Completed::release(op));
     }
 
     /// Runs `f`, program code from an operation's epilogue. If `membership` is `Some`, the operation is still counted

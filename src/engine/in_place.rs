@@ -13,12 +13,13 @@
 //! everything that runs above it on the stack. A waiter hands over its worker if it finds no such operation, if its
 //! stack is short, or if the wait has a time limit.
 
-use std::{iter, ptr::NonNull, sync::Arc};
+use std::{iter, mem, ptr::NonNull, sync::Arc};
 
 use crate::{
     engine::{
         cancellable::{Cancellable, Function, Handled},
         core::Core,
+        ending::Epilogue,
         ready_loop,
         task::{Task, flag},
         worker_thread,
@@ -53,12 +54,13 @@ impl Core {
     }
 
     /// Runs the operation of `handled` on the calling thread, if the operation is in a queue of the lane that the
-    /// thread's worker serves, and the stack is not short. A borrowed place counts as a worker.
-    pub(super) fn run_in_place<R>(self: &Arc<Self>, handled: &Handled<R>) {
-        let Some(op) = self.take_ready(handled.beside()) else { return };
-        worker_thread::note_stale();
-        worker_thread::share_slot();
+    /// thread's worker serves, and the stack is not short. A borrowed place counts as a worker. Returns whether the
+    /// operation was run.
+    pub(super) fn run_in_place<R>(self: &Arc<Self>, handled: &Handled<R>) -> bool {
+        let Some(op) = self.take_ready(handled.beside()) else { return false };
+        worker_thread::note_taken();
         self.run_on_this_stack(op);
+        true
     }
 
     /// Runs those operations in the deque of the calling thread's worker that [lead to](Self::leads_to) `goal`, until
@@ -74,23 +76,39 @@ impl Core {
             };
             let Some(op) = taken else { return };
             let op = if op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
-            op.into_iter().for_each(|op| self.run_on_this_stack(op));
+            if let Some(op) = op {
+                worker_thread::note_helped();
+                self.run_on_this_stack(op);
+            }
         }
     }
 
     fn run_on_this_stack(self: &Arc<Self>, op: OpRef<Task>) {
-        worker_thread::note_helped();
         ready_loop::in_place(|| {
             let mut ready = ReadyList::default();
             let epilogue = panics::__rust_end_short_backtrace(|| self.execute(op, &mut ready));
-            let epilogue = self.defer_epilogue(epilogue);
-            // Without workers, operations that are now ready are left to the loop around the wait. From that loop, the
-            // wait takes the operations on which it depends.
-            if !self.has_workers() {
-                ready_loop::with_loop(self, |ready_loop| self.leave(ready_loop, &mut ready, &mut iter::empty()));
+            match epilogue {
+                Epilogue::CountOut(ticket) if ready.is_empty() => {
+                    // Its drop would do nothing, but cost instructions.
+                    mem::forget(epilogue);
+                    self.count_out(ticket);
+                }
+                epilogue => self.end_on_this_stack(ready, epilogue),
             }
-            self.dispatch_ready(&mut ready, epilogue);
         });
+    }
+
+    /// Continues [`run_on_this_stack`](Self::run_on_this_stack) after an operation that has made others ready, or that
+    /// does not only have to be counted out.
+    #[inline(never)]
+    fn end_on_this_stack(self: &Arc<Self>, mut ready: ReadyList<Task>, epilogue: Epilogue) {
+        let epilogue = self.defer_epilogue(epilogue);
+        // Without workers, operations that are now ready are left to the loop around the wait. From that loop, the wait
+        // takes the operations on which it depends.
+        if !self.has_workers() {
+            ready_loop::with_loop(self, |ready_loop| self.leave(ready_loop, &mut ready, &mut iter::empty()));
+        }
+        self.dispatch_ready(&mut ready, epilogue);
     }
 
     /// Takes a handle's operation from its queue, if the calling thread can run it in place.

@@ -63,8 +63,16 @@ pub(crate) fn with_reasons<R>(reasons: Reasons, f: impl FnOnce() -> R) -> R {
 }
 
 /// Returns the reasons why program code on this thread must not wait.
+#[inline]
 pub(crate) fn reasons() -> Reasons {
     REASONS.with(Cell::get)
+}
+
+/// Whether there is no reason why program code on this thread must not wait.
+#[inline]
+pub(crate) fn may_wait() -> bool {
+    let Reasons { innermost, on_device } = reasons();
+    innermost.is_none() && !on_device && !in_kernel()
 }
 
 /// Returns the innermost [`NoWait`] that applies to the program code on this thread, if any.

@@ -12,9 +12,10 @@
 //!    is ready, it is [dispatched](Core::dispatch).
 //!
 //! Only step 3 depends on the function's type, so the other steps are compiled once. Operations with no property but a
-//! name go a shorter way, for which the number of accesses is known at compile time: with one access, a single function
-//! performs all steps ([`push_sole`](Core::push_sole)); with two to four accesses, all steps but the third are in a
-//! function for that number ([`push_few`](Core::push_few)). Both leave everything unusual to [`push`](Core::push).
+//! name and perhaps a handle go a shorter way, for which the number of accesses is known at compile time: with one access
+//! or none, a single function performs all steps ([`push_sole`](Core::push_sole), [`push_free`](Core::push_free)); with
+//! two to four accesses, all steps but the third are in a function for that number ([`push_few`](Core::push_few)). These
+//! functions leave everything unusual to [`push`](Core::push).
 
 use std::{array, iter, mem::ManuallyDrop, ops::Deref, panic::Location, ptr::NonNull, slice, sync::Arc};
 
@@ -62,8 +63,8 @@ impl Core {
     }
 
     /// [`push`](Self::push) for an operation with up to [`INLINE_ACCESSES`] accesses, no properties except a name, and a
-    /// job that is [plain](is_plain). Takes the way for the number of accesses. Inlined, since the caller may know this
-    /// number; the entries are dropped before the push, so that they need not be in memory.
+    /// job that is [straight](is_straight). Takes the way for the number of accesses. Inlined, since the caller may know
+    /// this number; the entries are dropped before the push, so that they need not be in memory.
     #[inline(always)]
     pub(crate) fn push_plain<J: Job>(
         self: &Arc<Self>,
@@ -72,7 +73,7 @@ impl Core {
         entries: impl Deref<Target = [Entry]>,
         job: J,
     ) -> Result<(), PushError> {
-        debug_assert!(is_plain::<J>() && entries.len() <= INLINE_ACCESSES);
+        debug_assert!(is_straight::<J>() && entries.len() <= INLINE_ACCESSES);
         match *entries {
             [a] => {
                 drop(entries);
@@ -90,12 +91,12 @@ impl Core {
                 drop(entries);
                 self.push_few(name, location, [a, b, c, d], job)
             }
-            _ => self.push_without_accesses(name, location, job),
+            _ => self.push_free(name, location, job),
         }
     }
 
     /// [`push`](Self::push) for an operation with one access, no properties except a name, and a job that is
-    /// [plain](is_plain), compiled as one function because such operations are the most frequent.
+    /// [straight](is_straight), compiled as one function because such operations are the most frequent.
     #[inline(never)]
     pub(crate) fn push_sole<J: Job>(
         self: &Arc<Self>,
@@ -104,7 +105,7 @@ impl Core {
         mut entry: Entry,
         job: J,
     ) -> Result<(), PushError> {
-        debug_assert!(is_plain::<J>());
+        debug_assert!(is_straight::<J>());
         // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
         let queue = unsafe { entry.cell.as_ref() }.queue();
         if !self.is_straight || queue.owner() != self.tag() || queue.is_closed() {
@@ -131,13 +132,17 @@ impl Core {
         op.mark(self.mark());
         let pushed = tracker::push_sole(op);
         if let Some(op) = pushed.ready {
-            worker_thread::schedule(self, op);
+            if J::CLAIMS {
+                self.publish_and_schedule(op);
+            } else {
+                worker_thread::schedule(self, op);
+            }
         }
         if pushed.rejected { Err(Rejected.into_error(&Name::from(name), location, &[entry])) } else { Ok(()) }
     }
 
     /// [`push`](Self::push) for an operation with `N` accesses, from two to [`INLINE_ACCESSES`], no properties except a
-    /// name, and a job that is [plain](is_plain).
+    /// name, and a job that is [straight](is_straight).
     #[inline]
     pub(crate) fn push_few<const N: usize, J: Job>(
         self: &Arc<Self>,
@@ -146,7 +151,7 @@ impl Core {
         mut entries: [Entry; N],
         job: J,
     ) -> Result<(), PushError> {
-        debug_assert!(is_plain::<J>());
+        debug_assert!(is_straight::<J>());
         let mut job = ManuallyDrop::new(job);
         let erased = (Task::fill_job::<J> as FillJob, (&raw mut job).cast());
         // SAFETY: (1): the pointer is to the job, which is not used again unless the push is refused.
@@ -157,15 +162,41 @@ impl Core {
         }
     }
 
-    /// [`push`](Self::push) for an operation without accesses and properties except a name.
+    /// [`push`](Self::push) for an operation with no accesses, no properties except a name, and a job that is
+    /// [straight](is_straight). The operation enters no queue, so it is ready.
     #[inline(never)]
-    pub(crate) fn push_without_accesses(
+    pub(crate) fn push_free<J: Job>(
         self: &Arc<Self>,
         name: &'static str,
         location: &'static Location<'static>,
-        job: impl Job,
+        job: J,
     ) -> Result<(), PushError> {
-        self.push(&Spec::new(Name::from(name)), location, &mut [], job)
+        debug_assert!(is_straight::<J>());
+        if !self.is_straight {
+            return self.push_slowly(name, location, &mut [], job);
+        }
+        let Some(ticket) = self.enter_if_open() else {
+            return self.push_slowly(name, location, &mut [], job);
+        };
+        let flags = if name.is_empty() { 0 } else { flag::NAMED };
+        let init = |task: *mut Task| {
+            // SAFETY: `task` points to uninitialised memory for a task in the record, and is filled below.
+            unsafe { Task::begin(task, ticket, 0, flags) };
+            // SAFETY: the task was begun, and no other thread knows it yet.
+            unsafe { Task::fill(task, Name::from(name), location, job) };
+        };
+        // SAFETY: there are no variables. `init` begins and fills the task. The iterator reports its exact length.
+        let op = unsafe { OpRef::new_with(init, DEFAULT_BAND, false, iter::empty()) };
+        if self.only_records {
+            self.record_plain_push(&op, name, location, &[]);
+        }
+        op.mark(self.mark());
+        if J::CLAIMS {
+            self.publish_and_schedule(op);
+        } else {
+            worker_thread::schedule(self, op);
+        }
+        Ok(())
     }
 
     /// [`push_few`](Self::push_few), for a job of any type. The job is a function that moves it into a task, and its
@@ -229,9 +260,20 @@ impl Core {
         op.mark(self.mark());
         let pushed = tracker::push(op);
         if let Some(op) = pushed.ready {
-            worker_thread::schedule(self, op);
+            if op.task().has(flag::CLAIMS) {
+                self.publish_and_schedule(op);
+            } else {
+                worker_thread::schedule(self, op);
+            }
         }
         if pushed.rejected { FewPushed::Rejected } else { FewPushed::Accepted }
+    }
+
+    /// Schedules a ready operation with a handle on its lane, where a waiter may take it.
+    #[inline(never)]
+    fn publish_and_schedule(self: &Arc<Self>, op: OpRef<Task>) {
+        Self::publish(&op);
+        worker_thread::schedule(self, op);
     }
 
     /// Counts an operation as pending if the engine is open. In any other phase, [`push`](Self::push) must decide.
@@ -250,8 +292,7 @@ impl Core {
         Some(ticket)
     }
 
-    /// [`push`](Self::push) for an operation that [`push_sole`](Self::push_sole) or [`push_few`](Self::push_few) cannot
-    /// push after all.
+    /// [`push`](Self::push) for an operation that a short way cannot push after all.
     #[cold]
     #[inline(never)]
     fn push_slowly(
@@ -502,9 +543,10 @@ impl Core {
     }
 }
 
-/// Returns whether jobs of this type may be pushed by [`push_sole`](Core::push_sole) and [`push_few`](Core::push_few).
-pub(crate) const fn is_plain<J: Job>() -> bool {
-    !J::CLAIMS && !J::REPORTS
+/// Returns whether jobs of this type may be pushed by [`push_plain`](Core::push_plain): they either report to a handle,
+/// through which the operation can be cancelled, or do neither, and join no group.
+pub(crate) const fn is_straight<J: Job>() -> bool {
+    J::CLAIMS == J::REPORTS && !J::JOINS
 }
 
 /// The result of [`push_erased`](Core::push_erased).

@@ -184,16 +184,30 @@ impl Core {
 
     /// Notifies the observers that `op` was ready when it was pushed. A trace needs no such event: an operation without
     /// a [`Short::Ready`] was ready when pushed.
-    #[inline]
+    #[inline(always)]
     pub(super) fn observe_ready(&self, op: &Op<Task>) {
+        if op.task().has(flag::RECORDED) {
+            self.tell_ready(op);
+        }
+    }
+
+    #[inline(never)]
+    fn tell_ready(&self, op: &Op<Task>) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
             self.tell(recording, op, id, |observer, op| observer.ready(op));
         }
     }
 
     /// Records that the function of `op` is about to be called.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn record_start(&self, op: &Op<Task>) {
+        if op.task().has(flag::RECORDED) {
+            self.tell_start(op);
+        }
+    }
+
+    #[inline(never)]
+    fn tell_start(&self, op: &Op<Task>) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
             if recording.is_kept {
                 recording.recorder.start(id, self.place(recording, op.task().lane).to_word());
@@ -214,8 +228,15 @@ impl Core {
     }
 
     /// Records that `op` is ending. Called before `op` is complete.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn record_end(&self, op: &Op<Task>, outcome: Outcome, function: FnState) {
+        if op.task().has(flag::RECORDED) {
+            self.tell_end(op, outcome, function);
+        }
+    }
+
+    #[inline(never)]
+    fn tell_end(&self, op: &Op<Task>, outcome: Outcome, function: FnState) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
             if recording.is_kept {
                 match function {

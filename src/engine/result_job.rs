@@ -18,6 +18,7 @@ use crate::{
         claim::{Cancel, Claim},
         oneshot::Oneshot,
     },
+    values::name::Name,
 };
 
 /// Creates the state that an operation with these properties, pushed at `location`, shares with its handle. If the
@@ -29,6 +30,16 @@ pub(crate) fn shared<F, R>(
 ) -> Arc<Oneshot<R, Cancellable<Option<F>>>> {
     let claim = if spec.flags & flag::KEPT == 0 { Claim::default() } else { Claim::started() };
     Oneshot::with(Cancellable::new(claim, spec.name.clone(), location, f))
+}
+
+/// [`shared`] for an operation with no property except this name, which may be empty.
+#[inline(always)]
+pub(crate) fn shared_plainly<F, R>(
+    name: &'static str,
+    location: &'static Location<'static>,
+    f: F,
+) -> Arc<Oneshot<R, Cancellable<Option<F>>>> {
+    Oneshot::with(Cancellable::new(Claim::default(), Name::from(name), location, f))
 }
 
 /// The operation's reference to the state that it shares with its handle.
@@ -71,8 +82,8 @@ impl<F, R> Shared<F, R> {
         F: Send + 'static,
         R: Send + 'static,
     {
-        // An uncalled function is dropped in the epilogue.
-        let f = self.take_function();
+        // An uncalled function is dropped in the epilogue. There is none if the function has returned a value.
+        let f = if result.is_err() { self.take_function() } else { None };
         let Some(oneshot) = self.0.take() else { return Cleanup::default() };
         let mut cleanup = Cleanup::new(oneshot.set(result), oneshot);
         if let Some(f) = f {

@@ -34,6 +34,9 @@ impl Core {
     /// Runs a ready operation on this thread and adds to `ready` the operations that become ready. The caller must
     /// dispatch these and then [run](Self::finish) the epilogue.
     pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
+        if op.task().has(flag::CLAIMS) {
+            return self.execute_otherwise(Unfinished { op, called: None }, ready);
+        }
         match self.execute_plainly(op, ready) {
             Ok(ticket) => Epilogue::CountOut(ticket),
             Err(unfinished) => self.execute_otherwise(unfinished, ready),

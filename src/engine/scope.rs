@@ -276,7 +276,7 @@ impl Scoped {
         // runs whatever operations it can and tries again.
         let make_way = || {
             self.core.make_way().is_err().then(|| {
-                left.iter().for_each(|handled| self.core.run_in_place(handled));
+                left.iter().for_each(|handled| _ = self.core.run_in_place(handled));
                 Instant::now() + RETRY
             })
         };

@@ -157,26 +157,11 @@ impl Task {
     /// # Safety
     /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
     #[inline]
-    pub(crate) unsafe fn fill<W: Job>(task: *mut Self, name: Name, location: &'static Location<'static>, mut work: W) {
-        if W::CLAIMS {
-            if let (Some(place), Some(task)) = (work.place_of_handle(), NonNull::new(task.cast())) {
-                // SAFETY: the place is valid until the operation has started.
-                unsafe { place.as_ref() }.set_task(task);
-            }
-        }
+    pub(crate) unsafe fn fill<W: Job>(task: *mut Self, name: Name, location: &'static Location<'static>, work: W) {
         // SAFETY: (1).
         unsafe { Self::describe(task, name, location) };
-        set! { task, body: UnsafeCell::new(MaybeUninit::uninit()) }
-        // SAFETY: (1): the body was written above, and no other thread uses it.
-        unsafe { &(*task).body }.with_mut(|body| unsafe { InlineJob::init(body.cast(), work) });
-        // SAFETY: (1): the flags were set by `begin`.
-        debug_assert!(W::CLAIMS || unsafe { (*task).flags } & flag::CLAIMS == 0, "the job must agree with the flags");
-        let reports = const { if W::REPORTS { flag::REPORTS } else { 0 } };
-        let flags = const { if W::CLAIMS { flag::CLAIMS } else { 0 } } | reports;
-        if flags != 0 {
-            // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
-            unsafe { (*task).flags |= flags };
-        }
+        // SAFETY: (1).
+        unsafe { Self::fill_with(task, work) };
     }
 
     /// Initialises the name and the location of a task. `name` must agree with the flags: without [`flag::NAMED`] it is
@@ -193,19 +178,41 @@ impl Task {
         }
     }
 
-    /// Moves the job at `job` into a task. With [`describe`](Self::describe), this does what [`fill`](Self::fill) does
-    /// for a job that neither claims nor reports.
+    /// Moves the job at `job` into a task. With [`describe`](Self::describe), this does what [`fill`](Self::fill) does.
     ///
     /// # Safety
     /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
     /// 2. `job` points to a `W`, which is not used afterwards.
     pub(crate) unsafe fn fill_job<W: Job>(task: *mut Self, job: *mut ()) {
-        debug_assert!(!W::CLAIMS && !W::REPORTS, "the job needs flags");
-        set! { task, body: UnsafeCell::new(MaybeUninit::uninit()) }
         // SAFETY: (2).
         let work = unsafe { job.cast::<W>().read() };
+        // SAFETY: (1).
+        unsafe { Self::fill_with(task, work) };
+    }
+
+    /// Moves a job into a task, and sets the flags of the job.
+    ///
+    /// # Safety
+    /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
+    #[inline(always)]
+    unsafe fn fill_with<W: Job>(task: *mut Self, mut work: W) {
+        if W::CLAIMS {
+            if let (Some(place), Some(task)) = (work.place_of_handle(), NonNull::new(task.cast())) {
+                // SAFETY: the place is valid until the operation has started.
+                unsafe { place.as_ref() }.set_task(task);
+            }
+        }
+        set! { task, body: UnsafeCell::new(MaybeUninit::uninit()) }
         // SAFETY: (1): the body was written above, and no other thread uses it.
         unsafe { &(*task).body }.with_mut(|body| unsafe { InlineJob::init(body.cast(), work) });
+        // SAFETY: (1): the flags were set by `begin`.
+        debug_assert!(W::CLAIMS || unsafe { (*task).flags } & flag::CLAIMS == 0, "the job must agree with the flags");
+        let reports = const { if W::REPORTS { flag::REPORTS } else { 0 } };
+        let flags = const { if W::CLAIMS { flag::CLAIMS } else { 0 } } | reports;
+        if flags != 0 {
+            // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
+            unsafe { (*task).flags |= flags };
+        }
     }
 
     /// Records that a CPU operation no longer depends on any device. Called when the operation enters its lane.

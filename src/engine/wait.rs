@@ -106,6 +106,7 @@ impl Core {
     }
 
     /// Returns an error if the calling thread must not wait for this engine.
+    #[inline]
     pub(crate) fn check_wait(&self) -> Result<(), WaitError> {
         if self.is_forked() {
             return Err(PushError::Forked.into());
@@ -153,13 +154,26 @@ impl Core {
     ) -> Result<R, WaitError> {
         self.check_wait()?;
         let beside = handled.beside();
-        // An operation that is not claimed does not run. Checked first, since the search grows with the frames.
-        if !handled.is_done() && beside.claim().is_claimed() && frame::runs(beside.claim()) {
-            return Err(Self::would_deadlock(Awaited::Operation(beside.pushed())));
+        // An operation that is not claimed does not run, and its result is not set.
+        let is_claimed = beside.claim().is_claimed();
+        if is_claimed {
+            if let Some(result) = handled.take() {
+                return result;
+            }
+            // Checked last, since the search grows with the frames.
+            if frame::runs(beside.claim()) {
+                return Err(Self::would_deadlock(Awaited::Operation(beside.pushed())));
+            }
         }
         Self::check_held_back(handled)?;
-        if deadline.is_none() && !handled.is_done() {
-            self.run_in_place(handled);
+        if !is_claimed && deadline.is_none() && self.run_in_place(handled) {
+            if self.is_forked() {
+                // The operation has forked the process, and this is the child.
+                return Err(PushError::Forked.into());
+            }
+            if let Some(result) = handled.take() {
+                return result;
+            }
         }
         self.wait_for_result(handled, deadline)
     }
@@ -167,7 +181,7 @@ impl Core {
     /// Returns an error if the handle's operation is a child that waits for work on this thread to end.
     pub(crate) fn check_held_back<R>(handled: &Handled<R>) -> Result<(), WaitError> {
         let beside = handled.beside();
-        if !handled.is_done() && frame::holds_back(beside.place()) {
+        if frame::holds_back(beside.place()) && !handled.is_done() {
             return Err(Self::would_deadlock(Awaited::Operation(beside.pushed())));
         }
         Ok(())
@@ -461,15 +475,21 @@ impl<C: Counted> Drop for CountedWait<C> {
 }
 
 /// Returns an error if the calling thread must not wait for any engine.
+#[inline]
 pub(super) fn check_wait() -> Result<(), WaitError> {
+    if no_wait::may_wait() && !worker_thread::serves_device() { Ok(()) } else { why_not_wait() }
+}
+
+/// Returns why the calling thread must not wait for any engine, if it must not.
+#[cold]
+fn why_not_wait() -> Result<(), WaitError> {
     if worker_thread::serves_device() || no_wait::in_device_function() {
-        Err(WaitError::OnDevice)
-    } else {
-        match no_wait::no_wait() {
-            Some(NoWait::Deletion) => Err(WaitError::InDeletion),
-            Some(NoWait::Observer) => Err(WaitError::InObserver),
-            Some(NoWait::DeviceFunction) | None => Ok(()),
-        }
+        return Err(WaitError::OnDevice);
+    }
+    match no_wait::no_wait() {
+        Some(NoWait::Deletion) => Err(WaitError::InDeletion),
+        Some(NoWait::Observer) => Err(WaitError::InObserver),
+        Some(NoWait::DeviceFunction) | None => Ok(()),
     }
 }
 

@@ -281,6 +281,7 @@ pub(super) fn runner_of(core: &Core) -> Runner {
 
 /// Returns the lane of this thread's worker, if the worker belongs to `core` and its deque is not in use. If a function
 /// continues in place of an idle worker, returns that worker's lane.
+#[inline]
 pub(super) fn lane_of(core: &Core) -> Option<u8> {
     let is_own = |thread: &WorkerThread| {
         ptr::eq(Arc::as_ptr(&thread.core), core) && (thread.free_worker().is_some() || thread.borrows.get())
@@ -311,6 +312,7 @@ pub(crate) fn serve_device<R>(core: &Arc<Core>, near: &[usize], f: impl FnOnce()
 }
 
 /// Whether the calling thread serves a GPU lane.
+#[inline]
 pub(super) fn serves_device() -> bool {
     with_current(|thread| matches!(thread.duty, Duty::Device)) == Some(true)
 }
@@ -404,9 +406,16 @@ pub(super) fn note_helped() {
     with_current(|thread| thread.worker().map(Worker::note_helped));
 }
 
-/// Records that a waiter on this thread has taken an operation from its entry in a queue, leaving the entry stale.
-pub(super) fn note_stale() {
-    with_current(|thread| thread.worker().map(Worker::note_stale));
+/// Counts an operation that a waiter on this thread has taken from its entry in a queue, leaving the entry stale, and is
+/// about to run. Makes the operation in the slot of the thread's worker stealable.
+pub(super) fn note_taken() {
+    with_current(|thread| {
+        if let Some(worker) = thread.worker() {
+            worker.note_stale();
+            worker.note_helped();
+        }
+        thread.share_slot();
+    });
 }
 
 /// Returns the calling thread's engine, and the lane of the worker that the thread has handed over or

@@ -69,11 +69,19 @@ impl Claim {
     /// Returns how the operation was cancelled, if it was cancelled.
     #[inline]
     pub fn start(&self) -> Result<(), Cancel> {
-        // Relaxed: only the choice of the winner matters.
-        match self.0.compare_exchange(PENDING, STARTED, Relaxed, Relaxed) {
-            Ok(_) | Err(STARTED | STOPPING) => Ok(()),
-            Err(state) if state & STATE == CANCELLED => Err(Cancel::Loudly),
-            Err(_) => Err(Cancel::Quietly),
+        // Relaxed: no thread leaves a state other than `PENDING` for one that has another result.
+        let mut state = self.0.load(Relaxed);
+        if state == PENDING {
+            // Relaxed: only the choice of the winner matters.
+            state = match self.0.compare_exchange(PENDING, STARTED, Relaxed, Relaxed) {
+                Ok(_) => STARTED,
+                Err(winner) => winner,
+            };
+        }
+        match state {
+            STARTED | STOPPING => Ok(()),
+            state if state & STATE == CANCELLED => Err(Cancel::Loudly),
+            _ => Err(Cancel::Quietly),
         }
     }
 

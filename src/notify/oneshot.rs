@@ -176,6 +176,18 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         !matches!(*lock(&self.state), State::Pending(..))
     }
 
+    /// Takes the result if it has been set, or returns that it was taken or is no longer wanted. Returns `None` if the
+    /// result has yet to be set.
+    pub fn take(&self) -> Option<Result<R, WaitError>> {
+        let mut state = lock(&self.state);
+        if matches!(*state, State::Pending(..)) {
+            return None;
+        }
+        let result = state.take();
+        drop(state);
+        Some(result.map_err(WaitError::from))
+    }
+
     /// Takes the result, waiting for it until `deadline` at the latest.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<R, WaitError> {
         self.wait_for(deadline, State::take)

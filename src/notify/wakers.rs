@@ -41,9 +41,13 @@ impl WakerKey {
     }
 }
 
-/// The registered wakers, protected by the caller's lock.
+/// The registered wakers, protected by the caller's lock. One word, since no future waits for most results.
 #[derive(Debug, Default)]
-pub struct Waiting {
+pub struct Waiting(Option<Box<Registered>>);
+
+/// The wakers of something for which a future has waited.
+#[derive(Debug, Default)]
+struct Registered {
     /// The wakers, by target and number.
     wakers: BTreeMap<(u64, u64), Waker>,
     /// The last number used.
@@ -53,31 +57,46 @@ pub struct Waiting {
 impl Waiting {
     /// Whether the future with `key` has registered a waker that wakes the same task as `waker`.
     fn has(&self, key: &WakerKey, waker: &Waker) -> bool {
-        key.map_key().and_then(|key| self.wakers.get(&key)).is_some_and(|known| known.will_wake(waker))
+        let known = key.map_key().zip(self.0.as_ref()).and_then(|(key, registered)| registered.wakers.get(&key));
+        known.is_some_and(|known| known.will_wake(waker))
     }
 
     /// Registers `waker` for the future with `key`. Returns the waker that `waker` replaces, if there is one.
     #[must_use = "a replaced waker must be dropped after the lock is released"]
     fn insert(&mut self, key: &mut WakerKey, waker: Waker) -> Option<Waker> {
+        let Registered { wakers, last } = &mut **self.0.get_or_insert_default();
         let (number, _) = *key.number.get_or_insert_with(|| {
-            self.last += 1;
-            (self.last, ProcessMark::current())
+            *last += 1;
+            (*last, ProcessMark::current())
         });
-        self.wakers.insert((key.target, number), waker)
+        wakers.insert((key.target, number), waker)
+    }
+
+    /// Removes the waker registered under this target and number.
+    fn remove(&mut self, map_key: (u64, u64)) -> Option<Waker> {
+        self.0.as_mut()?.wakers.remove(&map_key)
     }
 
     /// Whether no future is waiting.
     pub fn is_empty(&self) -> bool {
-        self.wakers.is_empty()
+        self.0.as_ref().is_none_or(|registered| registered.wakers.is_empty())
     }
 
     /// Takes the waker of the future with the lowest target and number.
     pub fn take_first(&mut self) -> Option<Wakers> {
-        self.wakers.pop_first().map(|(_, waker)| Wakers(Box::new(vec![waker])))
+        self.0.as_mut()?.wakers.pop_first().map(|(_, waker)| Wakers(Box::new(vec![waker])))
     }
 
     /// Takes the wakers of futures that wait for `target` or a lower number.
+    #[inline]
     pub fn take_up_to(&mut self, target: u64) -> Option<Wakers> {
+        self.0.as_mut()?.take_up_to(target)
+    }
+}
+
+impl Registered {
+    #[inline(never)]
+    fn take_up_to(&mut self, target: u64) -> Option<Wakers> {
         let mut wakers = Vec::new();
         while let Some(first) = self.wakers.first_entry().filter(|first| first.key().0 <= target) {
             wakers.push(first.remove());
@@ -118,7 +137,7 @@ pub fn leave<S>(state: &Mutex<S>, key: &mut WakerKey, waiting: impl FnOnce(&mut 
         // This is a forked child, in which a thread of the parent may hold the lock forever.
         return;
     }
-    let waker = waiting(&mut lock(state)).and_then(|waiting| waiting.wakers.remove(&map_key));
+    let waker = waiting(&mut lock(state)).and_then(|waiting| waiting.remove(map_key));
     drop(waker);
 }
 

@@ -15,11 +15,28 @@ const ANOTHER: usize = 64 << 20;
 
 /// Whether too little stack is left for the calling thread to call a program function on top of its current frames.
 /// Returns `None` if unknown.
+#[inline]
 pub(crate) fn is_short() -> Option<bool> {
-    let (lowest, size) = imp::bounds()?;
+    let Bounds { lowest, enough, end } = imp::bounds()?;
+    let here = pointer();
     // The bounds of a stack created by the program are unknown.
-    let left = pointer().checked_sub(lowest).filter(|&left| left <= size)?;
-    Some(left < (size / 4).clamp(LEAST, RESERVE))
+    (lowest <= here && here <= end).then_some(here < enough)
+}
+
+/// The bounds of a thread's stack, which grows downwards.
+#[derive(Clone, Copy)]
+struct Bounds {
+    lowest: usize,
+    /// The lowest address at which the stack is not short.
+    enough: usize,
+    end: usize,
+}
+
+impl Bounds {
+    /// Returns the bounds of a stack of `size` bytes.
+    fn new(lowest: usize, size: usize) -> Self {
+        Self { lowest, enough: lowest + (size / 4).clamp(LEAST, RESERVE), end: lowest + size }
+    }
 }
 
 /// Returns the stack pointer.
@@ -77,20 +94,20 @@ pub(crate) unsafe fn on_another<R>(f: impl FnOnce() -> R) -> io::Result<R> {
 mod imp {
     use std::{cell::Cell, mem::MaybeUninit, ptr};
 
+    use super::Bounds;
+
     thread_local! {
-        static BOUNDS: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
+        static BOUNDS: Cell<Option<Bounds>> = const { Cell::new(None) };
     }
 
-    /// Returns the lowest address of the calling thread's stack and the stack's size.
-    pub(super) fn bounds() -> Option<(usize, usize)> {
-        BOUNDS.get().or_else(|| {
-            let bounds = query();
-            BOUNDS.set(bounds);
-            bounds
-        })
+    /// Returns the bounds of the calling thread's stack.
+    #[inline]
+    pub(super) fn bounds() -> Option<Bounds> {
+        BOUNDS.get().or_else(query)
     }
 
-    fn query() -> Option<(usize, usize)> {
+    #[cold]
+    fn query() -> Option<Bounds> {
         let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
         // SAFETY: the call has no preconditions.
         let this = unsafe { libc::pthread_self() };
@@ -103,13 +120,18 @@ mod imp {
         let found = unsafe { libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut lowest, &raw mut size) };
         // SAFETY: the attributes are initialised, and are not used after this call.
         unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
-        (found == 0).then(|| (lowest.addr(), size))
+        let bounds = (found == 0).then(|| Bounds::new(lowest.addr(), size));
+        BOUNDS.set(bounds);
+        bounds
     }
 }
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
 mod imp {
-    pub(super) fn bounds() -> Option<(usize, usize)> {
+    use super::Bounds;
+
+    pub(super) fn bounds() -> Option<Bounds> {
+        let _ = Bounds::new as fn(_, _) -> _;
         None
     }
 }

@@ -584,7 +584,77 @@ pub(crate) fn priority_of(band: u8) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::band_of;
+    use crate::scheduler::{DEFAULT_BAND, band_of};
+
+    /// Adds events of one thread, each a microsecond after the one before, and returns the history.
+    fn history(events: impl IntoIterator<Item = (u64, What)>) -> History {
+        let mut history = History { is_kept: true, ..History::default() };
+        let thread = history.add_thread(None).unwrap();
+        for (micros, (op, what)) in (1..).zip(events) {
+            history.add(thread, Duration::from_micros(micros), Event { ticks: 0, op: OpId(op), what });
+        }
+        history
+    }
+
+    fn pushed() -> What {
+        What::Pushed(Box::new(Pushed {
+            name: Name::EMPTY,
+            location: Location::caller(),
+            priority: DEFAULT_BAND,
+            engine: 0,
+            lane: 0,
+            internal: false,
+            accesses: Vec::new(),
+        }))
+    }
+
+    fn started() -> What {
+        What::Started(Place::Thread(0))
+    }
+
+    #[test]
+    fn an_operation_missing_from_two_searches_is_forgotten_or_has_ended() {
+        let mut history = history([
+            (1, pushed()),
+            (2, pushed()),
+            (2, started()),
+            (2, What::EndedEarly(Outcome::Succeeded)),
+            (3, pushed()),
+            (4, pushed()),
+        ]);
+        // The searches do not find operations 1, 2 and 4, but 4 was pushed after the first of them had begun.
+        let (found, searched) = (HashSet::from([OpId(3)]), Duration::from_micros(6));
+        history.forget_others(&found, searched);
+        assert_eq!((history.open.len(), history.has_losses), (4, true));
+        history.forget_others(&found, searched);
+        let open: HashSet<u64> = history.open.keys().map(|op| op.0).collect();
+        assert_eq!(open, HashSet::from([3, 4]));
+        let over: Vec<u64> = history.ended.iter().map(|op| op.id.0).collect();
+        assert_eq!(over, [2], "operation 2 has ended, and only the return of its function was lost");
+        assert!(history.ended[0].is_over);
+        assert_eq!(history.stats.sorted().iter().map(|stats| stats.count).sum::<u64>(), 1);
+        history.forget_others(&found, searched);
+        assert!(!history.has_losses, "no operation is missing any longer");
+    }
+
+    #[test]
+    fn an_operation_found_again_is_not_forgotten() {
+        let mut history = history([(1, pushed())]);
+        let later = Duration::from_micros(2);
+        for found in [HashSet::new(), HashSet::from([OpId(1)]), HashSet::new(), HashSet::from([OpId(1)])] {
+            history.forget_others(&found, later);
+            assert_eq!(history.open.len(), 1);
+        }
+    }
+
+    #[test]
+    fn events_of_unknown_operations_are_lost_unless_they_were_found_running() {
+        let mut history =
+            history([(1, started()), (2, What::Runs(Place::Thread(0))), (3, What::Ended(Outcome::Succeeded))]);
+        assert_eq!((history.all_lost, history.has_losses), (2, true));
+        assert_eq!(history.take().lost(), 2);
+        assert_eq!(history.take().lost(), 0);
+    }
 
     #[test]
     fn the_priority_of_a_band_is_in_that_band() {

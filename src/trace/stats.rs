@@ -274,3 +274,159 @@ impl fmt::Display for Stats {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::{
+        event::{OpId, Place},
+        history::Run,
+    };
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Returns an operation that was pushed, ready, started and ended at these times, in milliseconds.
+    #[track_caller]
+    fn op(name: &'static str, [pushed, ready, started, ended]: [u32; 4]) -> TracedOp {
+        let place = Place::Thread(0);
+        TracedOp {
+            id: OpId(1),
+            name: Name::from(name),
+            location: Location::caller(),
+            engine: 0,
+            lane: 0,
+            priority: 0,
+            internal: false,
+            accesses: Vec::new(),
+            pushed_by: 0,
+            parent: None,
+            pushed: pushed * MS,
+            ready: Some(ready * MS),
+            started: Some(started * MS),
+            returned: Some(ended * MS),
+            ended: Some(ended * MS),
+            outcome: Some(Outcome::Succeeded),
+            is_over: true,
+            runs: vec![Run { place, from: started * MS, to: ended * MS }],
+            depends_on: Vec::new(),
+        }
+    }
+
+    fn collected(ops: impl IntoIterator<Item = TracedOp>) -> Vec<OpStats> {
+        let mut collected = Collected::default();
+        ops.into_iter().for_each(|op| collected.add(&op));
+        collected.sorted()
+    }
+
+    #[test]
+    fn times_and_outcomes_are_counted_by_name() {
+        let skipped = TracedOp { started: None, returned: None, runs: Vec::new(), ..op("a", [0, 9, 0, 10]) };
+        let ops = [
+            op("a", [0, 1, 3, 7]),
+            op("b", [0, 0, 0, 100]),
+            TracedOp { outcome: Some(Outcome::Failed), ..op("a", [5, 6, 10, 12]) },
+            TracedOp { outcome: Some(Outcome::Skipped), ..skipped },
+            TracedOp { internal: true, ..op("a", [0, 0, 0, 1000]) },
+        ];
+        let stats = collected(ops);
+        let names: Vec<_> = stats.iter().map(|stats| stats.name.as_str()).collect();
+        assert_eq!(names, ["b", "a"], "the longest do not come first");
+        let a = &stats[1];
+        assert_eq!((a.count, a.failed, a.skipped), (3, 1, 1));
+        let summary = |times: &Times| [times.total(), times.min(), times.max(), times.mean()];
+        assert_eq!(summary(&a.ran), [6, 2, 4, 3].map(|time| time * MS));
+        assert_eq!(summary(&a.queued), [6, 2, 4, 3].map(|time| time * MS));
+        assert_eq!(summary(&a.took), [24, 7, 10, 8].map(|time| time * MS));
+        assert_eq!((a.took.percentile(0.0), a.took.percentile(100.0)), (7 * MS, 10 * MS));
+        let median = a.took.percentile(50.0).as_secs_f64() * 1e3;
+        assert!((median - 7.0).abs() < 0.1, "{median}");
+        assert_eq!(summary(&Times::new()), [Duration::ZERO; 4]);
+    }
+
+    #[test]
+    fn operations_without_a_name_are_counted_by_source_location() {
+        let one = || op("", [0, 0, 0, 1]);
+        let other = op("", [0, 0, 0, 5]);
+        let stats = collected([one(), one(), other.clone(), op("named", [0, 0, 0, 9])]);
+        let counts: Vec<_> = stats.iter().map(|stats| (stats.name.clone(), stats.count)).collect();
+        let expected = [("named".to_owned(), 1), (other.label(), 1), (one().label(), 2)];
+        assert_eq!(counts, expected);
+    }
+
+    #[test]
+    fn names_beyond_the_maximum_are_counted_together() {
+        let mut collected = Collected::default();
+        for n in (0..MAX_NAMES + 10).chain([0]) {
+            collected.add(&TracedOp { name: Name::from(n.to_string()), ..op("", [0, 0, 0, 1]) });
+        }
+        collected.add(&op("", [0, 0, 0, 1]));
+        let count = |name: &str| collected.0.get(&(Name::from(name.to_owned()), None)).map(|stats| stats.count);
+        assert_eq!((count("(others)"), count("0"), count(&MAX_NAMES.to_string())), (Some(11), Some(2), None));
+        assert_eq!(collected.0.len(), MAX_NAMES + 1);
+    }
+
+    #[test]
+    fn the_table_has_a_value_in_each_column() {
+        let failed = TracedOp { outcome: Some(Outcome::Failed), ..op("row", [0, 1, 3, 7]) };
+        let stats = Stats {
+            pushed: 21,
+            ended: 22,
+            pending: 23,
+            helped: 24,
+            lanes: vec![LaneStats {
+                name: "cpu".to_owned(),
+                ready: 31,
+                wakes: 32,
+                workers: vec![WorkerStats { queued: 41, steals: 42, helped: 43, parks: 44 }],
+            }],
+            operations: collected([failed, op("row", [0, 0, 20, 130])]),
+            lost: 51,
+        };
+        let text = stats.to_string();
+        let line = |start: &str| text.lines().find(|line| line.trim_start().starts_with(start)).expect(start);
+        assert_eq!(
+            line("21"),
+            "21 operations were pushed, 22 have ended, and 23 are pending. Waits and held-back pushes ran 24 operations."
+        );
+        assert_eq!(line("Lane"), "Lane cpu, woken 32 times, 31 ready:");
+        let words = |start| line(start).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(words("worker"), "worker 0 41 queued 42 steals 43 helped 44 parks");
+        assert_eq!(words("51"), "51 events were lost and are missing below.");
+        assert_eq!(words("row"), "row 2 1 0 114 ms 4.00 ms 4.01 ms 110 ms 110 ms 2.01 ms 20.0 ms");
+    }
+
+    #[test]
+    fn times_are_printed_with_three_digits() {
+        for (nanos, text) in [
+            (0, "0 ns"),
+            (999, "999 ns"),
+            (1_000, "1.00 µs"),
+            (9_990, "9.99 µs"),
+            (12_340, "12.3 µs"),
+            (123_400, "123 µs"),
+            (1_000_000, "1.00 ms"),
+            (99_900_000, "99.9 ms"),
+            (999_000_000, "999 ms"),
+            (1_000_000_000, "1.00 s"),
+            (62_500_000_000, "62.5 s"),
+            (3_600_000_000_000, "3600 s"),
+        ] {
+            assert_eq!(Short(Duration::from_nanos(nanos)).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_distribution_gives_the_sum_extremes_mean_and_percentiles_of_its_times() {
+        let mut times = Times::new();
+        (1..=100).for_each(|micros| times.add(Duration::from_micros(micros)));
+        assert_eq!(times.total(), Duration::from_micros(5_050));
+        assert_eq!((times.min(), times.max()), (Duration::from_micros(1), Duration::from_micros(100)));
+        assert_eq!(times.mean(), Duration::from_nanos(50_500));
+        for percent in [1.0, 50.0, 99.0] {
+            let (found, exact) = (times.percentile(percent).as_secs_f64(), percent * 1e-6);
+            assert!((found / exact - 1.0).abs() < 0.01, "{percent} %: {found} s");
+        }
+        // Rounding to two digits must not lead out of the range of the times.
+        assert_eq!(times.percentile(100.0), times.max());
+    }
+}

@@ -227,3 +227,28 @@ impl fmt::Display for WatchdogReport {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_is_dumped_several_times_within_each_limit() {
+        let ms = Duration::from_millis;
+        let all = || Watchdog::new().running(ms(80)).waiting(ms(80)).stalled(ms(80)).device(ms(80)).budget("b", ms(80));
+        assert_eq!(all().interval(), ms(20));
+        for shorter in [
+            all().running(ms(40)),
+            all().waiting(ms(40)),
+            all().stalled(ms(40)),
+            all().device(ms(40)),
+            all().budget("b", ms(40)),
+            all().budget("another", ms(40)),
+        ] {
+            assert_eq!(shorter.interval(), ms(10), "{shorter:?}");
+        }
+        assert_eq!(all().running(Duration::ZERO).interval(), ms(1));
+        assert_eq!(Watchdog::new().running(ms(60_000)).interval(), ms(1_000));
+        assert_eq!(Watchdog::new().interval(), ms(250));
+    }
+}

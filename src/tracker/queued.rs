@@ -101,6 +101,10 @@ impl Queued {
 
     /// Ends an entry, unless it is [put back](Self::put_back). Called by the thread that popped it.
     pub(super) fn pop(&self) -> Popped {
+        // Relaxed: as for the CAS. No thread changes this state.
+        if self.0.load(Relaxed) == TAKEN {
+            return Popped::Share;
+        }
         // Relaxed: the queue handed over the operation, and a waiter that took it first needs nothing from this thread.
         match self.0.compare_exchange(QUEUED, POPPED, Relaxed, Relaxed) {
             Ok(_) => Popped::OpAndShare,

@@ -37,6 +37,22 @@ fn values_are_copied_to_a_device_and_back() {
     }
 }
 
+#[test]
+fn vectors_know_their_lengths_on_every_side() {
+    for kind in KINDS {
+        watched(move || {
+            let engine = engine(kind, &SimulatedGpu::default());
+            for len in [0, 1, 1000] {
+                let (host, device) = (pinned(&engine, len), device(&engine, len));
+                let lengths = engine.with(&host, |host| (host.len(), host.is_empty())).unwrap();
+                assert_eq!(lengths, (len, len == 0), "{kind}");
+                let lengths = engine.with(&device, |device| (device.len(), device.is_empty())).unwrap();
+                assert_eq!(lengths, (len, len == 0), "{kind}");
+            }
+        });
+    }
+}
+
 /// A version counts mutations completed by the device, not those merely issued.
 #[test]
 fn a_version_rises_when_the_device_completes_the_mutation() {
@@ -123,6 +139,37 @@ fn values_are_copied_from_one_gpu_to_another_and_back() {
             }
         });
     }
+}
+
+/// A copy into the memory of the device that makes it is a copy in, wherever the values come from.
+#[test]
+fn a_copy_takes_the_engine_and_the_bandwidth_of_its_direction() {
+    watched(|| {
+        let gpu = || SimulatedGpu::builder().copy_in_bandwidth(1_000_000_000).copy_out_bandwidth(4_000_000_000).build();
+        let (gpu, other) = (gpu(), gpu());
+        let engine = builder(EngineKind::PerDevice).gpu(gpu.clone()).gpu(other).build().unwrap();
+        let (from, to) = (pinned(&engine, 1000), pinned(&engine, 1000));
+        let (here, also_here) = (device(&engine, 1000), device(&engine, 1000));
+        let there = engine.device_var::<u64>(OTHER, 1000).unwrap();
+        engine.op("fill").push(from.write(), |from| from.fill(7)).unwrap();
+        let op = |name: &'static str| engine.op(name).on(GPU);
+        let copies: [(_, &dyn Fn(_) -> _, _); 5] = [
+            ("to the device", &|name| op(name).copy_to_device(&from, &here), [8, 0]),
+            ("within the device", &|name| op(name).copy_peer(&here, &also_here), [8, 0]),
+            ("to another device", &|name| op(name).copy_peer(&also_here, &there), [0, 2]),
+            ("from another device", &|name| op(name).copy_peer(&there, &here), [8, 0]),
+            ("from the device", &|name| op(name).copy_from_device(&here, &to), [0, 2]),
+        ];
+        let mut expected = [Duration::ZERO; 2];
+        for (name, push, micros) in copies {
+            push(name).unwrap();
+            engine.wait_for_all().unwrap();
+            expected.iter_mut().zip(micros).for_each(|(busy, micros)| *busy += Duration::from_micros(micros));
+            let usage = gpu.usage();
+            assert_eq!([usage.copy_in.busy, usage.copy_out.busy], expected, "a copy {name}");
+        }
+        assert_eq!(engine.op("look").submit(to.read(), |to| to.to_vec()).unwrap().wait().unwrap(), [7; 1000]);
+    });
 }
 
 #[test]

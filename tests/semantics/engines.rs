@@ -140,7 +140,11 @@ fn a_naive_engine_runs_operations_inside_deeply_nested_pushes() {
         push.unwrap();
         assert_eq!(ran.load(SeqCst), before + depth + 1, "a push returned before its operation ran");
     }
-    watched(|| descend(&engine(EngineKind::Naive, 1), 200, &Arc::default()));
+    watched(|| {
+        let engine = engine(EngineKind::Naive, 1);
+        descend(&engine, 200, &Arc::default());
+        engine.wait_for_all().expect("no assertion inside an operation should fail");
+    });
 }
 
 /// Once the stack has no room for another nested operation, an operation runs when the program polls or waits for it.

@@ -257,6 +257,80 @@ fn an_overwrite_of_a_variable_that_is_also_read_or_written_counts_as_a_write() {
     });
 }
 
+/// If the function has references, the operation ends after it, with its failure. Otherwise it ends when its completion
+/// is used.
+#[test]
+fn an_asynchronous_operation_that_fails_twice_reports_both_failures() {
+    on_kinds(&KINDS, 2, |engine| {
+        for (refers, panics, used) in (0..12).map(|n| (n % 2 == 1, n % 4 > 1, ["complete", "fail", "drop"][n / 4])) {
+            let case = format!("refers: {refers}, panics: {panics}, {used}");
+            let value = engine.var(0);
+            let run = move |done: Completion| -> Result<(), raddle::BoxError> {
+                match used {
+                    "complete" => done.complete(),
+                    "fail" => done.fail("by the completion"),
+                    _ => drop(done),
+                }
+                if panics { panic!("by the function") } else { Err("by the function".into()) }
+            };
+            if refers {
+                engine.op("fails").try_push_async(value.write(), move |_, done| run(done)).unwrap();
+            } else {
+                engine.op("fails").writes([value.token()]).try_push_async((), move |(), done| run(done)).unwrap();
+            }
+            let first = match (refers, used) {
+                (true, _) => Some("by the function"),
+                (false, "complete") => None,
+                (false, "fail") => Some("by the completion"),
+                (false, _) => Some("completion was dropped"),
+            };
+            let found = engine.wait_for_var(&value).map_err(|error| error.to_string());
+            match first {
+                Some(first) => assert!(found.as_ref().is_err_and(|text| text.contains(first)), "{case}: {found:?}"),
+                None => assert_eq!(found, Ok(()), "{case}"),
+            }
+            let second = match (refers, used) {
+                (true, "fail") => Some("by the completion"),
+                (true, _) => None,
+                (false, _) => Some("by the function"),
+            };
+            let mut left = engine.wait_for_all();
+            if let Some(second) = second {
+                // Without references, the function may return after its operation has ended.
+                eventually("the second failure is reported", || {
+                    if left.is_ok() && !refers {
+                        left = engine.wait_for_all();
+                    }
+                    refers || left.is_err()
+                });
+                let text = failure(left).to_string();
+                assert!(text.contains(second), "{case}: {text}");
+                left = engine.wait_for_all();
+            }
+            left.expect(&case);
+            assert_eq!(value.version(), u64::from(first.is_none()), "{case}");
+        }
+    });
+}
+
+/// Each operation returns the failure of the one for which it waits.
+#[test]
+fn the_error_behind_a_chain_of_failures_is_found() {
+    on_kinds(&KINDS, 2, |engine| {
+        let parse = |text: &'static str| move || Ok(text.parse::<i32>()?);
+        let mut last = engine.op("parse").try_submit((), move |()| parse("12x")()).unwrap();
+        for _ in 0..3 {
+            last = engine.op("wait").try_submit((), move |()| Ok(last.wait()?)).unwrap();
+        }
+        let failed = failure(last.wait());
+        assert_eq!((failed.name(), failed.root().name()), ("wait", "parse"));
+        assert!(failed.is::<std::num::ParseIntError>(), "the error of the root was not found");
+        // The error that the function itself returned is found as well.
+        assert!(failed.is::<WaitError>() && !failed.is::<std::num::ParseFloatError>());
+        engine.wait_for_all().unwrap();
+    });
+}
+
 #[test]
 fn a_failed_overwrite_leaves_the_variable_failed() {
     on_kinds(&KINDS, 1, |engine| {
