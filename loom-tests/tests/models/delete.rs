@@ -42,22 +42,20 @@ fn a_push_comes_before_the_deletion_or_is_rejected_on_crossbeam_epoch() {
 }
 
 /// The push is stalled before it reaches the deleted variable, so a helper may be the thread that finds the variable
-/// closed.
+/// closed. The last thread finishes the stalled push: in the first interleaving, the others have ended by then. Ready
+/// operations run after the threads are joined.
 #[test]
 fn a_helped_push_comes_before_the_deletion_or_is_rejected() {
     model(1, Contract, || {
         let world = World::new(2);
         let stalled = world.stall(world.op(&[(0, Write), (1, Write)]));
         let behind = world.op(&[(0, Read)]);
-        let (deleter, helper) = (Arc::clone(&world), Arc::clone(&world));
-        let threads = [
-            thread::spawn(move || deleter.push_and_run(deleter.deletion(1))),
-            thread::spawn(move || helper.push_and_run(behind)),
-        ];
-        world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
-        for thread in threads {
-            thread.join().unwrap();
-        }
+        let (helper, pusher) = (Arc::clone(&world), Arc::clone(&world));
+        let threads =
+            [thread::spawn(move || helper.push(behind).ready), thread::spawn(move || pusher.finish_push(stalled))];
+        let mut ready = vec![world.push(world.deletion(1)).ready];
+        ready.extend(threads.map(|thread| thread.join().unwrap()));
+        ready.into_iter().flatten().for_each(|op| world.run(op));
         world.end();
     });
 }
@@ -105,19 +103,18 @@ fn an_access_that_is_linked_is_not_rejected() {
     });
 }
 
-/// A rejected operation takes its place in the other queues, where the operations behind it still become ready.
+/// A rejected operation takes its place in the other queues, where the operations behind it still become ready. Ready
+/// operations run after the threads are joined, so the rejected one is pending while another is pushed behind it.
 #[test]
 fn a_rejected_operation_does_not_delay_others() {
     model(3, Contract, || {
         let world = World::new(2);
         let [both, one] = [world.op(&[(0, Write), (1, Write)]), world.op(&[(0, Write)])];
         let other = Arc::clone(&world);
-        let thread = thread::spawn(move || {
-            other.push_and_run(both);
-            other.push_and_run(one);
-        });
-        world.push_and_run(world.deletion(1));
-        thread.join().unwrap();
+        let thread = thread::spawn(move || [both, one].map(|op| other.push(op).ready));
+        let deletion = world.push(world.deletion(1)).ready;
+        let ready = thread.join().unwrap();
+        [deletion].into_iter().chain(ready).flatten().for_each(|op| world.run(op));
         world.end();
     });
 }
