@@ -1625,15 +1625,28 @@ impl<'e> OpBuilder<'e> {
         job: J,
     ) -> Result<(), PushError> {
         accesses.declare(&mut List(&mut self.entries));
-        debug_assert!(!self.is_plain || !self.has_more && self.spec.is_plain());
-        if self.is_plain && const { push::is_straight::<J>() } && self.entries.len() <= INLINE_ACCESSES {
-            // Dropped before the push. Otherwise, the drop would need the description in memory if the push panicked.
-            let Self { core, spec, entries, .. } = self;
-            let name = spec.name.as_static().unwrap_or_default();
-            mem::forget(spec.name);
+        if const { push::is_straight::<J>() } && self.is_straight() {
+            let (core, name, entries) = self.into_straight();
             return core.push_plain(name, location, entries, job);
         }
         self.enqueue_declared(location, job)
+    }
+
+    /// Whether [`Core::push_plain`] may push the operation, whose accesses have been declared.
+    #[inline(always)]
+    fn is_straight(&self) -> bool {
+        debug_assert!(!self.is_plain || !self.has_more && self.spec.is_plain());
+        self.is_plain && self.entries.len() <= INLINE_ACCESSES
+    }
+
+    /// Returns what [`Core::push_plain`] needs of the description. The rest is dropped before the push. Otherwise, the
+    /// drop would need the description in memory if the push panicked.
+    #[inline(always)]
+    fn into_straight(self) -> (&'e Arc<Core>, &'static str, Entries) {
+        let Self { core, spec, entries, .. } = self;
+        let name = spec.name.as_static().unwrap_or_default();
+        mem::forget(spec.name);
+        (core, name, entries)
     }
 
     /// Enqueues an operation that runs on a worker and has a handle, and returns the handle. Inlined, as
@@ -1650,11 +1663,8 @@ impl<'e> OpBuilder<'e> {
         R: Send + 'static,
     {
         accesses.declare(&mut List(&mut self.entries));
-        debug_assert!(!self.is_plain || !self.has_more && self.spec.is_plain());
-        if self.is_plain && self.entries.len() <= INLINE_ACCESSES {
-            let Self { core, spec, entries, .. } = self;
-            let name = spec.name.as_static().unwrap_or_default();
-            mem::forget(spec.name);
+        if self.is_straight() {
+            let (core, name, entries) = self.into_straight();
             let oneshot = result_job::shared_plainly(name, location, f);
             let job = ResultJob::new(Arc::clone(&oneshot));
             let handle = OpHandle::new(oneshot, Arc::clone(core));
@@ -1679,7 +1689,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Enqueues an operation whose accesses have been declared. Takes the builder by value: with a reference, the
-    /// caller would have to build the description in memory even if it then calls `push_sole` or `push_few`.
+    /// caller would have to build the description in memory even if it then calls `push_plain`.
     #[inline(never)]
     fn enqueue_declared(mut self, location: &'static Location<'static>, job: impl Job) -> Result<(), PushError> {
         self.enqueue(location, &(), 0, job)

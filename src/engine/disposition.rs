@@ -38,8 +38,10 @@ impl Core {
         }
         let has_gpus = !self.gpus.is_empty();
         // GPU lanes are checked before the failures are read: lanes may change a failure until their work is complete.
-        if let Some(lane) = has_gpus.then(|| self.pending_on_device(op, at)).flatten() {
-            return Disposition::Forward(lane);
+        if has_gpus {
+            if let Some(lane) = self.pending_on_device(op, at) {
+                return Disposition::Forward(lane);
+            }
         }
         if task.has(flag::CLAIMS) {
             // SAFETY: the caller owns the ready operation.

@@ -71,11 +71,11 @@ pub(crate) fn reasons() -> Reasons {
 /// Whether there is no reason why program code on this thread must not wait.
 #[inline]
 pub(crate) fn may_wait() -> bool {
-    let Reasons { innermost, on_device } = reasons();
-    innermost.is_none() && !on_device && !in_kernel()
+    no_wait().is_none() && !in_device_function()
 }
 
 /// Returns the innermost [`NoWait`] that applies to the program code on this thread, if any.
+#[inline]
 pub(crate) fn no_wait() -> Option<NoWait> {
     reasons().innermost
 }
@@ -88,6 +88,7 @@ pub(crate) fn forget() {
 
 /// Whether this thread is running the function of a device operation of any engine, something called there, or program
 /// code called by a device.
+#[inline]
 pub(crate) fn in_device_function() -> bool {
     in_kernel() || reasons().on_device
 }

@@ -115,13 +115,7 @@ impl Core {
         let Some(ticket) = self.enter_if_open() else {
             return self.push_slowly(name, location, slice::from_mut(&mut entry), job);
         };
-        let flags = if name.is_empty() { 0 } else { flag::NAMED };
-        let init = |task: *mut Task| {
-            // SAFETY: `task` points to uninitialised memory for a task in the record, and is filled below.
-            unsafe { Task::begin(task, ticket, 0, flags) };
-            // SAFETY: the task was begun, and no other thread knows it yet.
-            unsafe { Task::fill(task, Name::from(name), location, job) };
-        };
+        let init = init_task(ticket, name, location, job);
         let access = iter::once((VarCell::queue_ptr(entry.cell), entry.mode));
         // SAFETY: the creator of the entry keeps a handle to the variable until the push returns. `init` begins and
         // fills the task. The iterator reports its exact length.
@@ -132,11 +126,7 @@ impl Core {
         op.mark(self.mark());
         let pushed = tracker::push_sole(op);
         if let Some(op) = pushed.ready {
-            if J::CLAIMS {
-                self.publish_and_schedule(op);
-            } else {
-                worker_thread::schedule(self, op);
-            }
+            self.schedule_pushed(op, J::CLAIMS);
         }
         if pushed.rejected { Err(Rejected.into_error(&Name::from(name), location, &[entry])) } else { Ok(()) }
     }
@@ -178,24 +168,14 @@ impl Core {
         let Some(ticket) = self.enter_if_open() else {
             return self.push_slowly(name, location, &mut [], job);
         };
-        let flags = if name.is_empty() { 0 } else { flag::NAMED };
-        let init = |task: *mut Task| {
-            // SAFETY: `task` points to uninitialised memory for a task in the record, and is filled below.
-            unsafe { Task::begin(task, ticket, 0, flags) };
-            // SAFETY: the task was begun, and no other thread knows it yet.
-            unsafe { Task::fill(task, Name::from(name), location, job) };
-        };
+        let init = init_task(ticket, name, location, job);
         // SAFETY: there are no variables. `init` begins and fills the task. The iterator reports its exact length.
         let op = unsafe { OpRef::new_with(init, DEFAULT_BAND, false, iter::empty()) };
         if self.only_records {
             self.record_plain_push(&op, name, location, &[]);
         }
         op.mark(self.mark());
-        if J::CLAIMS {
-            self.publish_and_schedule(op);
-        } else {
-            worker_thread::schedule(self, op);
-        }
+        self.schedule_pushed(op, J::CLAIMS);
         Ok(())
     }
 
@@ -260,13 +240,21 @@ impl Core {
         op.mark(self.mark());
         let pushed = tracker::push(op);
         if let Some(op) = pushed.ready {
-            if op.task().has(flag::CLAIMS) {
-                self.publish_and_schedule(op);
-            } else {
-                worker_thread::schedule(self, op);
-            }
+            let claims = op.task().has(flag::CLAIMS);
+            self.schedule_pushed(op, claims);
         }
         if pushed.rejected { FewPushed::Rejected } else { FewPushed::Accepted }
+    }
+
+    /// Schedules on its lane an operation that was ready when a short way pushed it. `claims` is whether the operation
+    /// has a handle.
+    #[inline(always)]
+    fn schedule_pushed(self: &Arc<Self>, op: OpRef<Task>, claims: bool) {
+        if claims {
+            self.publish_and_schedule(op);
+        } else {
+            worker_thread::schedule(self, op);
+        }
     }
 
     /// Schedules a ready operation with a handle on its lane, where a waiter may take it.
@@ -540,6 +528,23 @@ impl Core {
             self.end_push();
         }
         if pushed.rejected { Err(Rejected) } else { Ok(()) }
+    }
+}
+
+/// Returns a function that initialises the task in the record of an operation with no property except a name.
+#[inline(always)]
+fn init_task(
+    ticket: Ticket,
+    name: &'static str,
+    location: &'static Location<'static>,
+    job: impl Job,
+) -> impl FnOnce(*mut Task) {
+    move |task| {
+        let flags = if name.is_empty() { 0 } else { flag::NAMED };
+        // SAFETY: the record's creation passes a pointer to uninitialised memory for a task, which is filled below.
+        unsafe { Task::begin(task, ticket, 0, flags) };
+        // SAFETY: the task was begun, and no other thread knows it yet.
+        unsafe { Task::fill(task, Name::from(name), location, job) };
     }
 }
 

@@ -141,10 +141,14 @@ fn a_naive_engine_runs_operations_inside_deeply_nested_pushes() {
         assert_eq!(ran.load(SeqCst), before + depth + 1, "a push returned before its operation ran");
     }
     watched(|| {
-        let engine = engine(EngineKind::Naive, 1);
-        // Unoptimized and instrumented calls take up much of the test's stack.
-        descend(&engine, 80, &Arc::default());
-        engine.wait_for_all().expect("no assertion inside an operation should fail");
+        let run = || {
+            let engine = engine(EngineKind::Naive, 1);
+            descend(&engine, 200, &Arc::default());
+            engine.wait_for_all().expect("no assertion inside an operation should fail");
+        };
+        // Unoptimized and instrumented calls take up much of a stack.
+        let deep = thread::Builder::new().stack_size(16 << 20).spawn(run);
+        deep.unwrap().join().unwrap_or_else(|payload| std::panic::resume_unwind(payload));
     });
 }
 
