@@ -4,11 +4,11 @@
 
 use raddle_testkit as common;
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{any::Any, sync::Arc, thread, time::Duration};
 
 use common::shapes::*;
-use common::{Drops, Gate, KINDS, on_kinds, program::fewer, watched};
-use raddle::{BoxError, Engine, EngineKind, Shutdown};
+use common::{Droppable, Drops, Gate, KINDS, block_on, on_kinds, program::fewer, watched};
+use raddle::{BoxError, Engine, EngineKind, Observer, Shutdown};
 
 /// How a test ends its engine after the workload.
 #[derive(Clone, Copy, Debug)]
@@ -176,6 +176,44 @@ fn a_variable_may_outlive_its_engine() {
         drop(other);
         drops.assert_all_gone();
     });
+}
+
+/// An observer whose drop is counted. The engine drops it when the engine itself is freed.
+struct Silent {
+    _drop: Droppable,
+}
+
+impl Observer for Silent {}
+
+/// An engine is freed exactly once, whichever handle, guard or handle to an operation is dropped last.
+#[test]
+fn an_engine_is_freed_with_the_last_reference_to_it() {
+    let on = |kind, last: usize| {
+        let drops = Drops::new();
+        let observer = Silent { _drop: drops.make() };
+        let engine = Engine::builder().kind(kind).workers(2).pin(false).observer(observer).build().expect("an engine");
+        let variable = engine.var(0);
+        let guard = block_on(engine.acquire(variable.read())).expect("nothing has failed");
+        let (clone, downgraded) = (engine.clone(), engine.downgrade());
+        let inner = downgraded.clone();
+        let push = move || inner.op("inner").submit((), |()| {}).expect("operations may push");
+        let inner = engine.op("outer").submit((), move |()| push()).expect("the engine should be open").wait();
+        // The future of an acquisition keeps an engine open until it is dropped.
+        drop(clone.acquire(variable.read()));
+        drop(guard);
+        drop(clone);
+        drop(engine);
+        // The future raises the count of what keeps the engine open again.
+        drop(downgraded.acquire(variable.read()));
+        drop(variable);
+        let mut rest: Vec<Box<dyn Any>> = vec![Box::new(downgraded), Box::new(inner.expect("nothing should fail"))];
+        let last = rest.remove(last);
+        drop(rest);
+        assert_eq!(drops.dropped(), 0, "the {kind} engine was freed although a reference is left");
+        drop(last);
+        assert_eq!(drops.check(), Ok(()), "the {kind} engine was not freed");
+    };
+    KINDS.into_iter().for_each(|kind| (0..2).for_each(|last| on(kind, last)));
 }
 
 #[test]

@@ -18,7 +18,8 @@ use super::{
 use crate::{
     engine::{
         acquire::{Acquiring, Granted},
-        held::{KeepsOpen, Share},
+        held::Share,
+        keeps_open::KeepsOpen,
         spec::Entries,
     },
     error::{push::PushError, wait::WaitError},
@@ -135,7 +136,7 @@ impl Engine {
 pub struct Acquire<G> {
     acquiring: Result<Waiter<Granted<G>, Claim>, WaitError>,
     /// Keeps the engine open until the guards take over this role. Dropped after the waiter.
-    keeps_open: Option<KeepsOpen>,
+    keeps_open: Option<KeepsOpen<false>>,
     engine: Engine,
 }
 

@@ -4,10 +4,7 @@ use std::{
     fmt,
     future::Future,
     panic::Location,
-    sync::{
-        Arc,
-        atomic::Ordering::{AcqRel, Relaxed},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -20,7 +17,7 @@ use crate::{
         memory::{DeviceVec, PinnedVec},
         stream::ImportedStream,
     },
-    engine::{core::Core, frame, variable::ValueMemory, waits::WaitFor},
+    engine::{core::Core, frame, keeps_open::KeepsOpen, variable::ValueMemory, waits::WaitFor},
     error::{
         build::{BuildError, ShutdownError},
         device::DeviceError,
@@ -110,56 +107,41 @@ pub enum Shutdown {
 ///
 /// Forks on other systems, and children created through the system call `clone` instead of the C library's `fork`, are
 /// not detected. Such a child must not use its parent's engines.
-pub struct Engine {
-    core: Arc<Core>,
-    /// Whether this handle keeps the engine open.
-    counted: bool,
+#[derive(Clone)]
+pub struct Engine(Reference);
+
+#[derive(Clone)]
+enum Reference {
+    KeepsOpen(KeepsOpen<true>),
+    /// Does not keep the engine open.
+    Downgraded(Arc<Core>),
 }
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")
             .field("kind", &self.kind())
-            .field("is_open", &self.core.is_open())
+            .field("is_open", &self.core().is_open())
             .finish_non_exhaustive()
-    }
-}
-
-impl Clone for Engine {
-    fn clone(&self) -> Self {
-        if self.counted {
-            // Relaxed: this handle keeps the count above zero.
-            self.core.handles.fetch_add(1, Relaxed);
-        }
-        Self { core: Arc::clone(&self.core), counted: self.counted }
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        if self.core.is_forked() {
-            return;
-        }
-        // AcqRel: all uses through other handles happen before the shutdown, whose phase they must not observe.
-        if self.counted && self.core.handles.fetch_sub(1, AcqRel) == 1 {
-            self.core.begin_shutdown(false);
-            self.core.finish_by_drop();
-        }
     }
 }
 
 impl Engine {
     pub(crate) fn new(core: Arc<Core>) -> Self {
-        Self { core, counted: true }
+        Self(Reference::KeepsOpen(KeepsOpen::new(&core)))
     }
 
     /// Creates a handle that does not keep the engine open.
-    pub(crate) fn uncounted(core: Arc<Core>) -> Self {
-        Self { core, counted: false }
+    pub(crate) fn downgraded(core: Arc<Core>) -> Self {
+        Self(Reference::Downgraded(core))
     }
 
+    #[inline(always)]
     pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.core
+        match &self.0 {
+            Reference::KeepsOpen(reference) => reference.core(),
+            Reference::Downgraded(reference) => reference,
+        }
     }
 
     /// Returns a handle that can push and wait but does not keep the engine open: when the last handle that keeps it
@@ -184,7 +166,7 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn downgrade(&self) -> Self {
-        Self::uncounted(Arc::clone(&self.core))
+        Self::downgraded(Arc::clone(self.core()))
     }
 
     /// Returns a handle to the engine of the innermost operation running on this thread, or `None` outside operations.
@@ -205,7 +187,7 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn current() -> Option<Self> {
-        frame::current_engine().map(Self::uncounted)
+        frame::current_engine().map(Self::downgraded)
     }
 
     /// Returns the kind of the engine.
@@ -221,7 +203,7 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn kind(&self) -> EngineKind {
-        self.core.kind()
+        self.core().kind()
     }
 
     /// Returns where each worker of the CPU lane was placed when the engine was built. Engines in the same process use
@@ -238,7 +220,7 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn placements(&self) -> &[Placement] {
-        self.core.placements.get().map_or(&[], |placements| placements)
+        self.core().placements.get().map_or(&[], |placements| placements)
     }
 
     // -------------------------------------------------------------------------------------------------- variables ----
@@ -255,7 +237,7 @@ impl Engine {
     /// # }
     /// ```
     pub fn var<T: Send + 'static>(&self, value: T) -> Var<T> {
-        Var::new(Token::typed(&self.core, value))
+        Var::new(Token::typed(self.core(), value))
     }
 
     /// Creates a variable for `len` values in device memory, with unspecified contents. The memory comes from a pool.
@@ -278,7 +260,7 @@ impl Engine {
     /// Returns an error if the engine has no such device, if the device is out of memory or lost, or in a forked child.
     pub fn device_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<DeviceVec<T>>, DeviceError> {
         let memory = DeviceVec::<T>::new(&self.driver(gpu)?, len)?;
-        Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Elsewhere)))
+        Ok(Var::new(Token::with_value(self.core(), memory, ValueMemory::Elsewhere)))
     }
 
     /// Creates a variable for `len` values in page-locked host memory, which devices can copy to and from directly. The
@@ -302,7 +284,7 @@ impl Engine {
     /// forked child.
     pub fn pinned_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<PinnedVec<T>>, DeviceError> {
         let memory = PinnedVec::<T>::new(&self.driver(gpu)?, len)?;
-        Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Host)))
+        Ok(Var::new(Token::with_value(self.core(), memory, ValueMemory::Host)))
     }
 
     /// Creates a variable for a stream imported by the program. Operations name the variable to issue work on the
@@ -314,14 +296,14 @@ impl Engine {
     /// the previous operation on it failed. If the operation then succeeds, it clears the variable's error. To keep an
     /// error in effect, operations should therefore also mutate the variables that hold their data: these stay failed.
     pub fn stream_var(&self, stream: ImportedStream) -> Var<ImportedStream> {
-        Var::new(Token::with_value(&self.core, stream, ValueMemory::Elsewhere))
+        Var::new(Token::with_value(self.core(), stream, ValueMemory::Elsewhere))
     }
 
     fn driver(&self, device: Device) -> Result<Arc<dyn Driver>, DeviceError> {
-        if self.core.is_forked() {
+        if self.core().is_forked() {
             return Err(DeviceError::refused(-1, FORKED));
         }
-        match self.core.gpus().gpu(device) {
+        match self.core().gpus().gpu(device) {
             Some(gpu) => Ok(Arc::clone(&gpu.driver)),
             None => Err(DeviceError::refused(-1, PushError::NoSuchDevice(device).to_string())),
         }
@@ -341,7 +323,7 @@ impl Engine {
     /// # }
     /// ```
     pub fn token(&self) -> Token {
-        Token::typed(&self.core, ())
+        Token::typed(self.core(), ())
     }
 
     /// Deletes a variable: once every operation previously pushed on it is complete, its value is dropped, and then `f`
@@ -369,7 +351,7 @@ impl Engine {
         variable: impl AsRef<Token>,
         f: impl FnOnce(&OpContext<'_>) + Send + 'static,
     ) -> Result<(), PushError> {
-        self.core.delete_variable(variable.as_ref().var(), Location::caller(), |call| f(&OpContext::new(call)))
+        self.core().delete_variable(variable.as_ref().var(), Location::caller(), |call| f(&OpContext::new(call)))
     }
 
     /// Clears the variable's error, in push order: the error still affects operations pushed on the variable before
@@ -393,7 +375,7 @@ impl Engine {
     /// [`PushError::Forked`].
     #[track_caller]
     pub fn clear_error(&self, variable: impl AsRef<Token>) -> Result<(), PushError> {
-        self.core.clear_error(variable.as_ref().var(), Location::caller())
+        self.core().clear_error(variable.as_ref().var(), Location::caller())
     }
 
     /// Takes all unreported errors, which [`wait_for_all`](Self::wait_for_all) would otherwise return one by one.
@@ -414,10 +396,10 @@ impl Engine {
     /// # }
     /// ```
     pub fn clear_errors(&self) -> Option<(OpError, u64)> {
-        if self.core.is_forked() {
+        if self.core().is_forked() {
             return None;
         }
-        self.core.failures().clear()
+        self.core().failures().clear()
     }
 
     // ------------------------------------------------------------------------------------------------------ waits ----
@@ -563,12 +545,12 @@ impl Engine {
 
     #[track_caller]
     fn wait(&self, token: &Token, kind: WaitFor, timeout: Option<Duration>) -> Result<(), WaitError> {
-        self.core.wait_for_var(token.var(), kind, deadline(timeout), Location::caller())
+        self.core().wait_for_var(token.var(), kind, deadline(timeout), Location::caller())
     }
 
     #[track_caller]
     fn wait_async(&self, token: &Token, kind: WaitFor) -> VarWait {
-        VarWait::new(self.core.begin_wait(token.var(), kind, Location::caller()))
+        VarWait::new(self.core().begin_wait(token.var(), kind, Location::caller()))
     }
 
     /// Waits for every operation pushed by any thread before the call. Later pushes do not prolong the wait.
@@ -600,7 +582,7 @@ impl Engine {
     /// returns [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked child,
     /// returns [`WaitError::Refused`].
     pub fn wait_for_all(&self) -> Result<(), WaitError> {
-        self.core.wait_for_all(None)
+        self.core().wait_for_all(None)
     }
 
     /// Like [`wait_for_all`](Self::wait_for_all), but waits for at most `timeout`.
@@ -619,7 +601,7 @@ impl Engine {
     /// # Errors
     /// Returns the errors of [`wait_for_all`](Self::wait_for_all), and [`WaitError::TimedOut`].
     pub fn wait_for_all_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
-        self.core.wait_for_all(deadline(Some(timeout)))
+        self.core().wait_for_all(deadline(Some(timeout)))
     }
 
     /// Like [`wait_for_all`](Self::wait_for_all), but returns a future, which covers the operations pushed before this
@@ -637,7 +619,7 @@ impl Engine {
     /// # }
     /// ```
     pub fn wait_for_all_async(&self) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
-        self.core.wait_for_all_async()
+        self.core().wait_for_all_async()
     }
 
     /// Returns a snapshot of the engine: which operations are pending, what each waits for, which operations hold each
@@ -672,7 +654,7 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn dump(&self) -> Dump {
-        self.core.dump()
+        self.core().dump()
     }
 
     /// Returns statistics about the engine: what its workers have done, and how long the operations of each name took.
@@ -699,7 +681,7 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.core.stats()
+        self.core().stats()
     }
 
     /// Returns the number of pending operations. An operation is pending from its push until it is complete and its
@@ -723,7 +705,7 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn pending(&self) -> u64 {
-        if self.core.is_forked() { 0 } else { self.core.pending() }
+        if self.core().is_forked() { 0 } else { self.core().pending() }
     }
 
     // --------------------------------------------------------------------------------------------------- shutdown ----
@@ -767,8 +749,8 @@ impl Engine {
     ///   the caller), or no thread could take over the caller's worker. The shutdown continues in the background.
     /// * [`ShutdownError::Forked`]: this is a forked child of the process that built the engine.
     pub fn shutdown(&self, how: Shutdown, timeout: Option<Duration>) -> Result<(), ShutdownError> {
-        self.core.begin_shutdown(how == Shutdown::Cancel);
-        self.core.finish_shutdown(deadline(timeout))
+        self.core().begin_shutdown(how == Shutdown::Cancel);
+        self.core().finish_shutdown(deadline(timeout))
     }
 
     /// Begins a shutdown and returns a future that resolves when no operation is pending and the threads have been
@@ -796,8 +778,8 @@ impl Engine {
     /// code that this engine calls, and to [`ShutdownError::Forked`] in a forked child. In the former case, the
     /// shutdown continues in the background.
     pub fn shutdown_async(&self, how: Shutdown) -> impl Future<Output = Result<(), ShutdownError>> + Send + use<> {
-        self.core.begin_shutdown(how == Shutdown::Cancel);
-        self.core.finish_shutdown_async()
+        self.core().begin_shutdown(how == Shutdown::Cancel);
+        self.core().finish_shutdown_async()
     }
 
     /// Stops the engine: ends its worker and device threads, keeping all pending operations. [`start`](Self::start)
@@ -842,7 +824,7 @@ impl Engine {
     /// [`ShutdownError::InsideOperation`] in the same cases as [`shutdown`](Self::shutdown), and
     /// [`ShutdownError::Forked`] in a forked child.
     pub fn stop(&self, timeout: Option<Duration>) -> Result<(), ShutdownError> {
-        self.core.stop(deadline(timeout))
+        self.core().stop(deadline(timeout))
     }
 
     /// Starts the threads of a [stopped](Self::stop) engine. On any other engine, does nothing.
@@ -851,13 +833,13 @@ impl Engine {
     /// Returns [`BuildError::Thread`] if a thread could not be started. The workers that have threads run; another call
     /// tries to start the remaining threads.
     pub fn start(&self) -> Result<(), BuildError> {
-        self.core.start()
+        self.core().start()
     }
 
     /// Returns whether the engine was [stopped](Self::stop) or is being stopped, and has not been started since.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
-        self.core.is_stopped()
+        self.core().is_stopped()
     }
 
     /// Begins a shutdown with [`Shutdown::Cancel`] and returns immediately. From then on, pushes are refused, and
@@ -877,7 +859,7 @@ impl Engine {
     /// # }
     /// ```
     pub fn notify_shutdown(&self) {
-        self.core.begin_shutdown(true);
+        self.core().begin_shutdown(true);
     }
 }
 

@@ -54,7 +54,7 @@ impl Deref for FutureContext {
 impl FutureContext {
     /// Creates the context for the operation of `share`.
     pub(super) fn new(share: &Share) -> Self {
-        let engine = Engine::uncounted(Arc::clone(share.core()));
+        let engine = Engine::downgraded(Arc::clone(share.core()));
         Self { engine, family: share.parent_of().and_then(Family::from_kin) }
     }
 

@@ -13,6 +13,7 @@ use crate::{
     engine::{
         cancellable::{Cancellable, Function, Handled},
         core::Core,
+        core_ref::CoreRef,
         waits::Begun,
     },
     error::{push::PushError, wait::WaitError},
@@ -40,7 +41,7 @@ use crate::{
 #[must_use = "the operation runs anyway; use `push` if its result is not wanted"]
 pub struct OpHandle<R> {
     waiter: Waiter<R, Cancellable<dyn Function>>,
-    core: Arc<Core>,
+    core: CoreRef,
 }
 
 impl<R> fmt::Debug for OpHandle<R> {
@@ -50,8 +51,8 @@ impl<R> fmt::Debug for OpHandle<R> {
 }
 
 impl<R> OpHandle<R> {
-    pub(crate) fn new(oneshot: Arc<Handled<R>>, core: Arc<Core>) -> Self {
-        Self { waiter: Waiter::new(oneshot), core }
+    pub(crate) fn new(oneshot: Arc<Handled<R>>, core: &Arc<Core>) -> Self {
+        Self { waiter: Waiter::new(oneshot), core: CoreRef::new(core) }
     }
 
     /// Returns whether the operation is complete or was cancelled. On a [`Naive`](crate::EngineKind::Naive) engine,
@@ -94,8 +95,8 @@ impl<R> OpHandle<R> {
     /// [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are forbidden, returns
     /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked child, returns
     /// [`WaitError::Refused`].
-    pub fn wait(self) -> Result<R, WaitError> {
-        self.core.wait_for_handle(self.waiter.oneshot(), None)
+    pub fn wait(mut self) -> Result<R, WaitError> {
+        self.core.wait_for_handle(self.waiter.oneshot_mut(), None)
     }
 
     /// Like [`wait`](Self::wait), but waits for at most `timeout`. The call can be repeated after
@@ -120,7 +121,7 @@ impl<R> OpHandle<R> {
     /// # Errors
     /// Returns the errors of [`wait`](Self::wait), and [`WaitError::TimedOut`].
     pub fn wait_timeout(&mut self, timeout: Duration) -> Result<R, WaitError> {
-        self.core.wait_for_handle(self.waiter.oneshot(), Instant::now().checked_add(timeout))
+        self.core.wait_for_handle(self.waiter.oneshot_mut(), Instant::now().checked_add(timeout))
     }
 }
 

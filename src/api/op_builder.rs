@@ -1495,7 +1495,7 @@ impl<'e> OpBuilder<'e> {
     {
         let location = self.site(location);
         let oneshot = result_job::shared(&self.spec, location, f);
-        let core = Arc::clone(self.core);
+        let core = self.core;
         self.enqueue(location, accesses, flags, ResultJob::new(Arc::clone(&oneshot)))?;
         Ok(OpHandle::new(oneshot, core))
     }
@@ -1533,7 +1533,7 @@ impl<'e> OpBuilder<'e> {
         let location = self.site(location);
         self.finish_scoped(location, accesses, scoped)?;
         let oneshot = result_job::shared(&self.spec, location, f);
-        let core = Arc::clone(self.core);
+        let core = self.core;
         self.enqueue_in_group(location, ResultJob::new(Arc::clone(&oneshot)), Some(scoped))?;
         let oneshot: Arc<Handled<()>> = oneshot;
         scoped.add_member(&oneshot);
@@ -1602,7 +1602,7 @@ impl<'e> OpBuilder<'e> {
             future_task::start(call, priority, Some(handle), |share| f(guards(share)))
         };
         let oneshot = result_job::shared(&self.spec, location, start);
-        let core = Arc::clone(self.core);
+        let core = self.core;
         self.enqueue_finished(location, FutureJob::new(Arc::clone(&oneshot)))?;
         Ok(OpHandle::new(oneshot, core))
     }
@@ -1667,7 +1667,7 @@ impl<'e> OpBuilder<'e> {
             let (core, name, entries) = self.into_straight();
             let oneshot = result_job::shared_plainly(name, location, f);
             let job = ResultJob::new(Arc::clone(&oneshot));
-            let handle = OpHandle::new(oneshot, Arc::clone(core));
+            let handle = OpHandle::new(oneshot, core);
             core.push_plain(name, location, entries, job)?;
             return Ok(handle);
         }

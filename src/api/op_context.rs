@@ -151,7 +151,7 @@ impl<'a> OpContext<'a> {
     /// ```
     #[must_use]
     pub fn engine(&self) -> Engine {
-        Engine::uncounted(Arc::clone(self.frame.engine()))
+        Engine::downgraded(Arc::clone(self.frame.engine()))
     }
 }
 

@@ -371,7 +371,7 @@ impl Operator {
                 self.enqueue::<ADMITTED>(inner.spec.priority, location, AsyncResultJob::new(Arc::clone(&oneshot)))?;
             }
         }
-        Ok(OpHandle::new(oneshot, Arc::clone(&inner.core)))
+        Ok(OpHandle::new(oneshot, &inner.core))
     }
 
     /// Returns an error if one of the operator's variables was deleted.

@@ -35,7 +35,8 @@ use crate::{
         core::Core,
         deadlock::Target,
         frame::{self, Call, Holds},
-        held::{KeepsOpen, Share},
+        held::Share,
+        keeps_open::KeepsOpen,
         right::Right,
         spec::{Entry, Spec},
         task::{Claimed, Cleanup, Job, Task, flag},
@@ -145,7 +146,7 @@ pub(crate) struct Granted<G> {
 
 impl<G> Granted<G> {
     /// Takes the guards, which keep the engine open from then on.
-    pub(crate) fn take(self, keeps_open: KeepsOpen) -> G {
+    pub(crate) fn take(self, keeps_open: KeepsOpen<false>) -> G {
         self.share.take(keeps_open);
         self.guards
     }

@@ -9,7 +9,7 @@
 //!
 //! * `phase`: raised by the threads that shut the engine down, and by the only thread of a forked child; read by any
 //!   thread.
-//! * `handles`: changed by the owners of the handles that keep the engine open.
+//! * `open_handles`: see [`keeps_open`](super::keeps_open).
 //! * `placements`: set once, before the engine has a handle.
 //! * The other fields are constant or have protocols of their own.
 
@@ -28,7 +28,7 @@ use crate::{
     scheduler::activity::Count,
     sync::{
         Ordering::Relaxed,
-        atomic::{AtomicU8, AtomicU64, AtomicUsize},
+        atomic::{AtomicU8, AtomicU64},
     },
     threads::{
         pool::{BoxedWorker, ThreadPool},
@@ -96,8 +96,9 @@ pub(crate) struct Core {
     pub(super) shuffler: Option<Arc<Shuffler<Task>>>,
     /// The placement of each worker of the first lane.
     pub(crate) placements: OnceLock<Box<[Placement]>>,
-    /// The number of handles that keep the engine open.
-    pub(crate) handles: AtomicUsize,
+    /// The number of values that [keep the engine open](super::keeps_open). It has 64 bits on every platform, so it
+    /// cannot wrap even if handles are leaked.
+    pub(super) open_handles: AtomicU64,
 }
 
 impl std::fmt::Debug for Core {
@@ -146,7 +147,7 @@ impl Core {
             recording,
             shuffler,
             placements: OnceLock::new(),
-            handles: AtomicUsize::new(1),
+            open_handles: AtomicU64::new(0),
         };
         if let Some(limit) = limit {
             core.limit(limit);

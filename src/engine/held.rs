@@ -33,6 +33,7 @@ use crate::{
     engine::{
         core::Core,
         group::Group,
+        keeps_open::KeepsOpen,
         kin::Kin,
         right::{Deliver, Right},
         task::Task,
@@ -40,7 +41,7 @@ use crate::{
     error::op::{Cause, OpError},
     sync::{
         Mutex,
-        Ordering::{AcqRel, Relaxed, Release},
+        Ordering::{Relaxed, Release},
         acquire,
         atomic::{AtomicBool, AtomicU64},
         cell::UnsafeCell,
@@ -50,35 +51,12 @@ use crate::{
     tracker::Op,
 };
 
-/// Keeps an engine open, as a handle does. If nothing else keeps the engine open, dropping this value ends the engine
-/// in the background.
-pub(crate) struct KeepsOpen(Arc<Core>);
-
-impl KeepsOpen {
-    pub(crate) fn new(core: &Arc<Core>) -> Self {
-        // Relaxed: the caller's handle keeps the count above zero, or the engine is already draining.
-        core.handles.fetch_add(1, Relaxed);
-        Self(Arc::clone(core))
-    }
-}
-
-impl Drop for KeepsOpen {
-    fn drop(&mut self) {
-        // AcqRel: every use of the engine through another handle happens before the shutdown that begins here, so no
-        // such use sees the shutdown's phase.
-        if !self.0.is_forked() && self.0.handles.fetch_sub(1, AcqRel) == 1 {
-            self.0.begin_shutdown(false);
-            self.0.end_in_background();
-        }
-    }
-}
-
 /// How an operation that holds its variables ends.
 enum Ending {
     /// The guards were not taken.
     Unused,
     /// The guards were taken. The engine stays open until the operation has ended.
-    Taken(KeepsOpen),
+    Taken(KeepsOpen<false>),
     /// The future has ended.
     Future(Result<(), OpError>, Option<Box<dyn Deliver>>),
 }
@@ -199,7 +177,7 @@ impl Share {
     }
 
     /// Records that the guards, which keep the engine open from now on, were taken.
-    pub(super) fn take(&self, keeps_open: KeepsOpen) {
+    pub(super) fn take(&self, keeps_open: KeepsOpen<false>) {
         *lock(&self.held.ending) = Ending::Taken(keeps_open);
     }
 

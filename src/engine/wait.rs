@@ -149,17 +149,17 @@ impl Core {
     /// for itself, or for a child that waits for work on this thread to end.
     pub(crate) fn wait_for_handle<R>(
         self: &Arc<Self>,
-        handled: &Arc<Handled<R>>,
+        handled: &mut Arc<Handled<R>>,
         deadline: Option<Instant>,
     ) -> Result<R, WaitError> {
         self.check_wait()?;
-        let beside = handled.beside();
         // An operation that is not claimed has no result. The answer may be out of date, and is then corrected below.
-        let is_claimed = beside.claim().is_claimed();
+        let is_claimed = handled.beside().claim().is_claimed();
         if is_claimed {
-            if let Some(result) = handled.take() {
+            if let Some(result) = Oneshot::take_from(handled) {
                 return result;
             }
+            let beside = handled.beside();
             // Checked last, since the search grows with the frames.
             if frame::runs(beside.claim()) {
                 return Err(Self::would_deadlock(Awaited::Operation(beside.pushed())));
@@ -171,7 +171,7 @@ impl Core {
                 // The operation has forked the process, and this is the child.
                 return Err(PushError::Forked.into());
             }
-            if let Some(result) = handled.take() {
+            if let Some(result) = Oneshot::take_from(handled) {
                 return result;
             }
         }

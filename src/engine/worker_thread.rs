@@ -38,6 +38,8 @@ pub(super) struct WorkerThread {
     /// The number of the worker's lane.
     lane: Cell<u8>,
     pub(super) core: Arc<Core>,
+    /// The reference shared by [handles](super::core_ref) created on this thread.
+    shared_core: Arc<Arc<Core>>,
     duty: Duty,
     /// Whether a function on this thread has handed over the worker and has since neither ended nor received another
     /// one, or counts as having done so.
@@ -89,6 +91,7 @@ impl WorkerThread {
         Self {
             worker: Cell::new(None),
             lane: Cell::new(0),
+            shared_core: Arc::new(Arc::clone(&core)),
             core,
             duty,
             gave_away: Cell::new(false),
@@ -399,6 +402,12 @@ pub(super) fn take_queued(core: &Core, wanted: impl FnMut(&OpRef<Task>) -> bool)
         worker.take(wanted)
     })
     .flatten()
+}
+
+/// Returns the reference to `core` shared by handles created on the calling thread, if the thread belongs to `core`.
+#[inline]
+pub(super) fn shared_core(core: &Arc<Core>) -> Option<Arc<Arc<Core>>> {
+    with_current(|thread| Arc::ptr_eq(&thread.core, core).then(|| Arc::clone(&thread.shared_core))).flatten()
 }
 
 /// Counts an operation run by a waiter on this thread.

@@ -1,7 +1,7 @@
 //! A oneshot, which holds the result of an operation until the result is taken.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, PoisonError},
     task::{Poll, Waker},
     time::Instant,
 };
@@ -14,27 +14,33 @@ use crate::{
 
 #[derive(Debug)]
 enum State<R> {
-    /// There is no result yet. The fields hold the waiting futures, and whether threads may be waiting.
-    Pending(Waiting, Sleepers),
+    /// There is no result yet, and no thread has begun to wait for it. The field holds the waiting futures.
+    Pending(Waiting),
+    /// As `Pending`, but threads may be waiting. A state of its own, since a notification costs a system call even if no
+    /// thread is waiting, and a field would make many states larger.
+    Awaited(Waiting),
     Done(Result<R, OpError>),
     Taken,
     /// There is no result yet, and none is wanted. A failure set later counts as reported.
     Ignored,
 }
 
-/// Whether any thread has begun to wait for the result. If none has, no thread is notified, since a notification costs
-/// a system call even if no thread is waiting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sleepers {
-    None,
-    Some,
-}
-
 impl<R> State<R> {
+    fn is_pending(&self) -> bool {
+        matches!(self, Self::Pending(_) | Self::Awaited(_))
+    }
+
+    /// Records that a thread is about to wait.
+    fn expect_sleepers(&mut self) {
+        if let Self::Pending(waiting) = self {
+            *self = Self::Awaited(std::mem::take(waiting));
+        }
+    }
+
     /// Applies `get` to the state, or returns the waiting futures if the state is pending.
     fn ready(&mut self, get: Get<R>) -> Result<Result<R, NoValue>, &mut Waiting> {
         match self {
-            Self::Pending(waiting, _) => Err(waiting),
+            Self::Pending(waiting) | Self::Awaited(waiting) => Err(waiting),
             done => Ok(get(done)),
         }
     }
@@ -43,7 +49,7 @@ impl<R> State<R> {
         match std::mem::replace(self, Self::Taken) {
             Self::Done(result) => result.map_err(NoValue::Failed),
             Self::Taken | Self::Ignored => Err(NoValue::Taken),
-            Self::Pending(..) => unreachable!("called only when the state is not pending"),
+            Self::Pending(_) | Self::Awaited(_) => unreachable!("called only when there is a result"),
         }
     }
 }
@@ -53,7 +59,7 @@ impl State<()> {
         match self {
             Self::Done(result) => result.clone().map_err(NoValue::Failed),
             Self::Taken | Self::Ignored => Err(NoValue::Taken),
-            Self::Pending(..) => unreachable!("called only when the state is not pending"),
+            Self::Pending(_) | Self::Awaited(_) => unreachable!("called only when there is a result"),
         }
     }
 }
@@ -98,18 +104,14 @@ impl<R, T> Oneshot<R, T> {
     /// Creates a oneshot without a result, with `beside` in the same allocation.
     #[must_use]
     pub fn with(beside: T) -> Arc<Self> {
-        Arc::new(Self {
-            state: Mutex::new(State::Pending(Waiting::default(), Sleepers::None)),
-            done: Condvar::new(),
-            beside,
-        })
+        Arc::new(Self { state: Mutex::new(State::Pending(Waiting::default())), done: Condvar::new(), beside })
     }
 
     /// Returns the result if it has been set and not taken.
     pub fn into_result(self) -> Option<Result<R, OpError>> {
-        match self.state.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+        match self.state.into_inner().unwrap_or_else(PoisonError::into_inner) {
             State::Done(result) => Some(result),
-            State::Pending(..) | State::Taken | State::Ignored => None,
+            State::Pending(_) | State::Awaited(_) | State::Taken | State::Ignored => None,
         }
     }
 }
@@ -126,8 +128,9 @@ impl<R, T: ?Sized> Oneshot<R, T> {
     #[must_use = "futures wait to be woken"]
     pub fn set(&self, result: Result<R, OpError>) -> Option<Wakers> {
         let mut state = lock(&self.state);
-        let (wakers, sleepers) = match &mut *state {
-            State::Pending(waiting, sleepers) => (waiting.take_up_to(u64::MAX), *sleepers),
+        let is_awaited = matches!(*state, State::Awaited(_));
+        let wakers = match &mut *state {
+            State::Pending(waiting) | State::Awaited(waiting) => waiting.take_up_to(u64::MAX),
             State::Ignored => {
                 drop(state);
                 if let Err(failure) = &result {
@@ -141,7 +144,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         };
         *state = State::Done(result);
         drop(state);
-        if sleepers == Sleepers::Some {
+        if is_awaited {
             self.done.notify_all();
         }
         wakers
@@ -157,7 +160,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         drop(state);
         match before {
             State::Done(result) => Some(result),
-            State::Pending(..) | State::Taken | State::Ignored => None,
+            State::Pending(_) | State::Awaited(_) | State::Taken | State::Ignored => None,
         }
     }
 
@@ -167,25 +170,37 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         let before = std::mem::replace(&mut *lock(&self.state), State::Taken);
         match before {
             State::Done(result) => Some(result),
-            State::Pending(..) | State::Taken | State::Ignored => None,
+            State::Pending(_) | State::Awaited(_) | State::Taken | State::Ignored => None,
         }
     }
 
     /// Whether the result was set, even if it has since been taken. Also true if the result is no longer wanted.
     pub fn is_done(&self) -> bool {
-        !matches!(*lock(&self.state), State::Pending(..))
+        !lock(&self.state).is_pending()
     }
 
     /// Takes the result if it has been set, or returns that it was taken or is no longer wanted. Returns `None` if the
     /// result has yet to be set.
     pub fn take(&self) -> Option<Result<R, WaitError>> {
         let mut state = lock(&self.state);
-        if matches!(*state, State::Pending(..)) {
+        if state.is_pending() {
             return None;
         }
         let result = state.take();
         drop(state);
         Some(result.map_err(WaitError::from))
+    }
+
+    /// [Takes](Self::take) the result, without the lock if there is no other reference to the oneshot. Models always
+    /// lock, since they do not see what the count of references orders.
+    pub fn take_from(this: &mut Arc<Self>) -> Option<Result<R, WaitError>> {
+        match Arc::get_mut(this) {
+            Some(oneshot) if !cfg!(any(raddle_loom, raddle_shuttle)) => {
+                let state = oneshot.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+                (!state.is_pending()).then(|| state.take().map_err(WaitError::from))
+            }
+            _ => this.take(),
+        }
     }
 
     /// Takes the result, waiting for it until `deadline` at the latest.
@@ -195,8 +210,8 @@ impl<R, T: ?Sized> Oneshot<R, T> {
 
     fn wait_for(&self, deadline: Option<Instant>, get: Get<R>) -> Result<R, WaitError> {
         let mut state = lock(&self.state);
-        while let State::Pending(_, sleepers) = &mut *state {
-            *sleepers = Sleepers::Some;
+        while state.is_pending() {
+            state.expect_sleepers();
             state = match wait_until(&self.done, state, deadline) {
                 Ok(state) => state,
                 Err(_) => return Err(WaitError::TimedOut),
@@ -233,6 +248,11 @@ impl<R, T: ?Sized> Waiter<R, T> {
         &self.oneshot
     }
 
+    /// Returns the oneshot.
+    pub fn oneshot_mut(&mut self) -> &mut Arc<Oneshot<R, T>> {
+        &mut self.oneshot
+    }
+
     /// Takes the result, or registers the waker.
     pub fn poll(&mut self, waker: &Waker) -> Poll<Result<R, WaitError>> {
         self.poll_for(waker, State::take)
@@ -254,7 +274,7 @@ impl<T: ?Sized> Waiter<(), T> {
 impl<R, T: ?Sized> Drop for Waiter<R, T> {
     fn drop(&mut self) {
         wakers::leave(&self.oneshot.state, &mut self.key, |state| match state {
-            State::Pending(waiting, _) => Some(waiting),
+            State::Pending(waiting) | State::Awaited(waiting) => Some(waiting),
             State::Done(_) | State::Taken | State::Ignored => None,
         });
     }

@@ -121,7 +121,7 @@
 //! | `register` | CAS of `unregistered` in `register`, the pusher's swap or store | load in `is_past` | the fact that the access is in its queue and the tail is past its predecessor |
 //! | `complete` | `fetch_or` of flags in `add_flags` | the same, further down the queue; loads of the word in `insert` and `is_idle` | the writes of finished operations |
 //! | `ready` | `fetch_sub` of `wait` | the decrement that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
-//! | `retire` | `fetch_sub` of `live` | the load after the decrement that reaches zero, or the load that finds only the caller's shares left | the fact that only pinned helpers still use the record |
+//! | `retire` | `fetch_sub` of `live` | the load after the decrement that reaches zero, or the load that finds only the caller's shares left; the load in `hold` | the fact that only pinned helpers still use the record |
 //!
 //! A thread that links an access has acquired the writes published with the flags that it found grantable. The thread
 //! hands these writes over with the access, by `link` and `swing`, so flags set or deferred afterwards (`grant`,

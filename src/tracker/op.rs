@@ -650,8 +650,16 @@ impl<T> OpRef<T> {
     /// Returns an additional share, which keeps the record and its task alive beyond the operation's completion.
     #[inline]
     pub fn hold(&self) -> Hold<T> {
-        // Relaxed: the owner's own share keeps the count above zero.
-        self.live.fetch_add(1, Relaxed);
+        // Acquire (edge `retire`): the store below ends the release sequence of the shares that have ended.
+        let shares = self.live.load(Acquire);
+        if shares == self.accesses().len() as u32 + 1 {
+            // Relaxed: no other thread changes the count. Only the owner adds shares, the accesses' shares end only
+            // after the operation is complete, and no other share is left.
+            self.live.store(shares + 1, Relaxed);
+        } else {
+            // Relaxed: the owner's own share keeps the count above zero.
+            self.live.fetch_add(1, Relaxed);
+        }
         Hold { op: self.0, shares: 1 }
     }
 

@@ -198,6 +198,27 @@ fn a_task_is_dropped_after_all_uses_by_other_holders() {
     });
 }
 
+/// A share that the owner adds while another thread ends one is counted, and hands on what that thread has done.
+#[test]
+fn a_share_is_added_while_another_ends() {
+    model(COMPLETE, Contract, || {
+        let task = Arc::new(());
+        // SAFETY: the operation uses no variable.
+        let op = unsafe { OpRef::new(Arc::clone(&task), DEFAULT_BAND, false, std::iter::empty()) };
+        let hold = op.hold();
+        let thread = thread::spawn(move || {
+            // To loom, this is an exclusive use of the task.
+            let _ = hold.task_ptr();
+            drop(hold);
+        });
+        let hold = op.hold();
+        end_alone(op);
+        drop(hold);
+        thread.join().unwrap();
+        assert_eq!(Arc::strong_count(&task), 1, "the task was not dropped");
+    });
+}
+
 /// When an operation with a single access ends, the access receives the only share of the record, unless another thread
 /// still holds the operation.
 #[test]
