@@ -21,7 +21,7 @@ use raddle::{Engine, EngineKind, IdlePolicy};
 use raddle_benches::{
     machine,
     report::{Cell, Report, Table, grouped, number},
-    runtime::{Raddle, Runtime, occupy, settle},
+    runtime::{Raddle, RaddleTyped, Runtime, occupy, settle},
     workload::Workload,
 };
 
@@ -31,6 +31,8 @@ const OPERATIONS: usize = 4_000;
 const WARM_UP: usize = 10;
 /// The environment variable set in the process under callgrind.
 const INSIDE: &str = "RADDLE_COUNTS_INSIDE";
+/// In the names of counts with typed variables instead of tokens.
+const TYPED: &str = "typed: ";
 /// The relative increase that counts as a regression, and the decrease beyond which the file should be updated.
 const TOLERANCE: f64 = 0.05;
 /// The increase of locked instructions per operation that counts as a regression: less than one in ten operations would
@@ -79,25 +81,31 @@ fn uncounted(f: impl FnOnce()) {
 
 fn inside() {
     let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
-    let mut raddle = Raddle::with(engine.build().expect("an engine"));
+    let engine = engine.build().expect("an engine");
+    count_on(&engine, "", &mut Raddle::with(engine.clone()));
+    count_on(&engine, TYPED, &mut RaddleTyped::with(engine.clone()));
+}
+
+/// Runs the workloads. The names of the dumps contain `kind`, the kind of variables.
+fn count_on(engine: &Engine, kind: &str, raddle: &mut impl Runtime) {
     for workload in Workload::ALL {
         // The first rounds fill the record pools and free memory retired earlier.
         for round in 0..WARM_UP + 1 {
             let counted = round == WARM_UP;
-            let prepared = workload.prepare(&mut raddle, OPERATIONS).expect("raddle should support every workload");
-            let go = occupy(raddle.engine());
+            let prepared = workload.prepare(raddle, OPERATIONS).expect("raddle should support every workload");
+            let go = occupy(engine);
             if counted {
                 dump("before");
             }
-            let pushed = prepared.push(&mut raddle);
+            let pushed = prepared.push(raddle);
             if counted {
-                dump(&format!("push {pushed} {}", workload.name()));
+                dump(&format!("push {pushed} {kind}{}", workload.name()));
             }
             drop(go);
-            uncounted(|| settle(raddle.engine()));
+            uncounted(|| settle(engine));
             raddle.wait();
             if counted {
-                dump(&format!("run {pushed} {}", workload.name()));
+                dump(&format!("run {pushed} {kind}{}", workload.name()));
             }
         }
     }
@@ -225,7 +233,7 @@ fn count() -> Result<Counts, String> {
         }
     }
     _ = fs::remove_dir_all(&folder);
-    if !output.status.success() || counts.len() != 2 * Workload::ALL.len() {
+    if !output.status.success() || counts.len() != 2 * 2 * Workload::ALL.len() {
         let error = String::from_utf8_lossy(&output.stderr);
         return Err(format!("valgrind ended with {}, after {} counts: {}", output.status, counts.len(), error.trim()));
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::shapes::*;
-use raddle::{Engine, EngineKind, OpContext, Operator, Token, Var};
+use raddle::{Engine, EngineKind, OpContext, Operator, PushError, Token, Var};
 use tokio::sync::{mpsc, watch};
 
 use crate::kernel::Work;
@@ -98,6 +98,14 @@ impl RaddleTyped {
     pub fn with(engine: Engine) -> Self {
         Self { engine, variables: vec![], operator: None }
     }
+
+    #[inline(never)]
+    fn push_many(&self, work: Work, reads: &[u32], write: Option<u32>) -> Result<(), PushError> {
+        let variable = |variable: u32| &self.variables[variable as usize];
+        let reads: Vec<_> = reads.iter().map(|&read| variable(read).read()).collect();
+        let writes: Vec<_> = write.iter().map(|&write| variable(write).write()).collect();
+        self.engine.op("").push((reads, writes), move |_| work.run())
+    }
 }
 
 impl Runtime for RaddleTyped {
@@ -110,24 +118,21 @@ impl Runtime for RaddleTyped {
         self.variables = (0..count).map(|_| self.engine.var(0)).collect();
     }
 
-    #[inline]
+    // Inlined like that of `Raddle`, so that only the arm for the workload's accesses is left, as at a place in a program
+    // that pushes.
+    #[inline(always)]
     fn submit(&mut self, work: Work, reads: &[u32], write: Option<u32>) {
-        let op = self.engine.op("");
-        let variables = &self.variables;
+        let (engine, variables) = (&self.engine, &self.variables);
         let read = |variable: u32| variables[variable as usize].read();
         let mutate = |variable: u32| variables[variable as usize].write();
         let pushed = match (reads, write) {
-            (&[], None) => op.push((), move |()| work.run()),
-            (&[], Some(w)) => op.push(mutate(w), move |_| work.run()),
-            (&[a], None) => op.push(read(a), move |_| work.run()),
-            (&[a], Some(w)) => op.push((read(a), mutate(w)), move |_| work.run()),
-            (&[a, b], Some(w)) => op.push((read(a), read(b), mutate(w)), move |_| work.run()),
-            (&[a, b, c], Some(w)) => op.push((read(a), read(b), read(c), mutate(w)), move |_| work.run()),
-            (reads, write) => {
-                let accesses: (Vec<_>, Vec<_>) =
-                    (reads.iter().map(|&v| read(v)).collect(), write.map(mutate).into_iter().collect());
-                op.push(accesses, move |_| work.run())
-            }
+            (&[], None) => engine.op("").push((), move |()| work.run()),
+            (&[], Some(w)) => engine.op("").push(mutate(w), move |_| work.run()),
+            (&[a], None) => engine.op("").push(read(a), move |_| work.run()),
+            (&[a], Some(w)) => engine.op("").push((read(a), mutate(w)), move |_| work.run()),
+            (&[a, b], Some(w)) => engine.op("").push((read(a), read(b), mutate(w)), move |_| work.run()),
+            (&[a, b, c], Some(w)) => engine.op("").push((read(a), read(b), read(c), mutate(w)), move |_| work.run()),
+            (reads, write) => self.push_many(work, reads, write),
         };
         pushed.expect("push");
     }

@@ -98,8 +98,20 @@ pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
     #[doc(hidden)]
     const REFERS: bool;
 
+    /// The number of accesses, if the type determines it and each can be asked for with [`at`](Self::at).
+    #[doc(hidden)]
+    const COUNT: Option<usize> = None;
+
     #[doc(hidden)]
     fn declare(&self, list: &mut sealed::List<'_>);
+
+    /// Returns access `at`, counted from 0 in the order in which `declare` adds them. A push that knows the number of
+    /// accesses calls this instead of `declare`: the compiler cannot always keep a list out of memory.
+    #[doc(hidden)]
+    fn at(&self, at: usize) -> Option<sealed::Declared> {
+        let _ = at;
+        None
+    }
 
     #[doc(hidden)]
     fn capture(&self) -> Self::Captured;
@@ -161,7 +173,7 @@ pub trait AccessRefs<'a, Outlives = &'a Self> {
 }
 
 pub(crate) mod sealed {
-    use super::Entries;
+    use super::{Entries, Entry};
     pub use crate::engine::held::Share;
 
     #[diagnostic::on_unimplemented(
@@ -185,6 +197,10 @@ pub(crate) mod sealed {
     /// The list to which accesses add their declarations.
     #[derive(Debug)]
     pub struct List<'l>(pub(crate) &'l mut Entries);
+
+    /// The declaration of one access.
+    #[derive(Debug)]
+    pub struct Declared(pub(crate) Entry);
 }
 
 /// A pointer to a variable with a value of type `T`, captured for an operation that declares the variable.
@@ -207,9 +223,16 @@ impl<T: Send + Sync + 'static> ScopedAccesses for Read<'_, T> {
     type Captured = Captured<T>;
     const REFERS: bool = true;
 
-    #[inline]
+    const COUNT: Option<usize> = Some(1);
+
+    #[inline(always)]
     fn declare(&self, list: &mut sealed::List<'_>) {
-        list.0.push(Entry { cell: self.0.ptr(), mode: Mode::Read, refs: spec::Refs::Shared });
+        list.0.extend(self.at(0).map(|declared| declared.0));
+    }
+
+    #[inline(always)]
+    fn at(&self, _: usize) -> Option<sealed::Declared> {
+        Some(sealed::Declared(Entry { cell: self.0.ptr(), mode: Mode::Read, refs: spec::Refs::Shared }))
     }
 
     fn capture(&self) -> Captured<T> {
@@ -247,9 +270,16 @@ impl<T: Send + 'static> ScopedAccesses for Write<'_, T> {
     type Captured = Captured<T>;
     const REFERS: bool = true;
 
-    #[inline]
+    const COUNT: Option<usize> = Some(1);
+
+    #[inline(always)]
     fn declare(&self, list: &mut sealed::List<'_>) {
-        list.0.push(Entry { cell: self.var.ptr(), mode: self.mode, refs: spec::Refs::Exclusive });
+        list.0.extend(self.at(0).map(|declared| declared.0));
+    }
+
+    #[inline(always)]
+    fn at(&self, _: usize) -> Option<sealed::Declared> {
+        Some(sealed::Declared(Entry { cell: self.var.ptr(), mode: self.mode, refs: spec::Refs::Exclusive }))
     }
 
     fn capture(&self) -> Captured<T> {
@@ -403,6 +433,7 @@ impl ScopedAccesses for () {
     type Guards = ();
     type Captured = ();
     const REFERS: bool = false;
+    const COUNT: Option<usize> = Some(0);
 
     fn declare(&self, _: &mut sealed::List<'_>) {}
 
@@ -468,6 +499,7 @@ impl ScopedAccesses for Cx {
     type Guards = FutureContext;
     type Captured = ();
     const REFERS: bool = false;
+    const COUNT: Option<usize> = Some(0);
 
     #[inline]
     fn declare(&self, _: &mut sealed::List<'_>) {}
@@ -487,6 +519,19 @@ impl ScopedAccesses for Cx {
     }
 }
 
+/// Returns the sum of the counts, if all are known.
+const fn sum(counts: &[Option<usize>]) -> Option<usize> {
+    let (mut sum, mut at) = (0, 0);
+    while at < counts.len() {
+        match counts[at] {
+            Some(count) => sum += count,
+            None => return None,
+        }
+        at += 1;
+    }
+    Some(sum)
+}
+
 macro_rules! tuples {
     ($($name:ident $index:tt),*) => {
         impl<$($name: ScopedAccesses),*> sealed::Sealed for ($($name,)*) {}
@@ -497,10 +542,24 @@ macro_rules! tuples {
             type Guards = ($($name::Guards,)*);
             type Captured = ($($name::Captured,)*);
             const REFERS: bool = $($name::REFERS)||*;
+            const COUNT: Option<usize> = sum(&[$($name::COUNT),*]);
 
             #[inline]
             fn declare(&self, list: &mut sealed::List<'_>) {
                 $(self.$index.declare(list);)*
+            }
+
+            #[inline(always)]
+            fn at(&self, mut at: usize) -> Option<sealed::Declared> {
+                $(
+                    let count = $name::COUNT?;
+                    if at < count {
+                        return self.$index.at(at);
+                    }
+                    at -= count;
+                )*
+                let _ = at;
+                None
             }
 
             fn capture(&self) -> Self::Captured {

@@ -1,6 +1,13 @@
 //! The builder that describes and pushes an operation.
 
-use std::{future::Future, mem, panic::Location, sync::Arc, time::Instant};
+use std::{
+    future::Future,
+    mem::{self, ManuallyDrop},
+    panic::Location,
+    ptr,
+    sync::Arc,
+    time::Instant,
+};
 
 use bytemuck::Pod;
 
@@ -177,7 +184,8 @@ impl FutureContext {
 #[must_use = "an operation does nothing until it is pushed"]
 pub struct OpBuilder<'e> {
     core: &'e Arc<Core>,
-    spec: Spec,
+    /// Dropped by `drop`, like the entries.
+    spec: ManuallyDrop<Spec>,
     property: Property,
     device: Device,
     /// Whether nothing but accesses and a name was declared, and the name owns no memory.
@@ -186,7 +194,7 @@ pub struct OpBuilder<'e> {
     has_more: bool,
     /// The source location reported for the push. Used only with `has_more`.
     location: Option<&'static Location<'static>>,
-    entries: Entries,
+    entries: ManuallyDrop<Entries>,
     /// The operation's group. Like the next three fields, used only with `flag::CLAIMS`.
     group: Option<&'e Arc<Group>>,
     deadline: Option<Instant>,
@@ -196,18 +204,39 @@ pub struct OpBuilder<'e> {
     is_orphan: bool,
 }
 
+/// Inlined, since the builder would otherwise be kept in memory at every place that pushes if code there may panic while
+/// the builder exists: such a push would take some 100 more instructions.
+impl Drop for OpBuilder<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.spec.name.is_shared() || self.entries.spilled() {
+            self.free();
+        }
+    }
+}
+
+impl OpBuilder<'_> {
+    /// Drops what owns memory.
+    #[cold]
+    #[inline(never)]
+    fn free(&mut self) {
+        self.spec.name = Name::EMPTY;
+        *self.entries = Entries::new();
+    }
+}
+
 impl<'e> OpBuilder<'e> {
     #[inline]
     fn new(core: &'e Arc<Core>, name: Name) -> Self {
         Self {
             core,
             is_plain: !name.is_shared(),
-            spec: Spec::new(name),
+            spec: ManuallyDrop::new(Spec::new(name)),
             property: Property::Normal,
             device: Device::Cpu,
             has_more: false,
             location: None,
-            entries: Entries::new(),
+            entries: ManuallyDrop::new(Entries::new()),
             group: None,
             deadline: None,
             family: None,
@@ -1477,7 +1506,8 @@ impl<'e> OpBuilder<'e> {
         // Each run of the operator is admitted separately.
         self.spec.is_admitted = false;
         let limits = (self.group.cloned(), self.deadline);
-        Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority, limits))
+        let spec = mem::replace(&mut *self.spec, Spec::new(Name::EMPTY));
+        Ok(Operator::new(Arc::clone(core), spec, entries, function, fixed_priority, limits))
     }
 
     // These functions take the builder by reference, since moving it would add a copy.
@@ -1618,12 +1648,16 @@ impl<'e> OpBuilder<'e> {
     /// Enqueues an operation that runs on a worker and has no handle. Inlined, so that the compiler does not build the
     /// description of a plain operation in memory: it knows the number of accesses, and that no property was set.
     #[inline(always)]
-    fn enqueue_worker_job<J: Job>(
+    fn enqueue_worker_job<A: ScopedAccesses, J: Job>(
         mut self,
         location: &'static Location<'static>,
-        accesses: &impl ScopedAccesses,
+        accesses: &A,
         job: J,
     ) -> Result<(), PushError> {
+        if const { push::is_straight::<J>() && is_counted::<A>() } && self.is_plain && self.entries.is_empty() {
+            let (core, name) = self.into_plain();
+            return push_counted(core, name, location, accesses, job);
+        }
         accesses.declare(&mut List(&mut self.entries));
         if const { push::is_straight::<J>() } && self.is_straight() {
             let (core, name, entries) = self.into_straight();
@@ -1639,35 +1673,48 @@ impl<'e> OpBuilder<'e> {
         self.is_plain && self.entries.len() <= INLINE_ACCESSES
     }
 
-    /// Returns what [`Core::push_plain`] needs of the description. The rest is dropped before the push. Otherwise, the
-    /// drop would need the description in memory if the push panicked.
+    /// Returns what [`Core::push_plain`] needs of the description. The rest owns no memory, so nothing is left to drop
+    /// if the push panics. Otherwise, the description would have to be in memory.
     #[inline(always)]
     fn into_straight(self) -> (&'e Arc<Core>, &'static str, Entries) {
-        let Self { core, spec, entries, .. } = self;
-        let name = spec.name.as_static().unwrap_or_default();
-        mem::forget(spec.name);
-        (core, name, entries)
+        let this = ManuallyDrop::new(self);
+        // SAFETY: `this` is neither used nor dropped after this call.
+        let entries = unsafe { ptr::read(&raw const *this.entries) };
+        (this.core, this.spec.name.as_static().unwrap_or_default(), entries)
+    }
+
+    /// [`into_straight`](Self::into_straight) for a plain description without accesses.
+    #[inline(always)]
+    fn into_plain(self) -> (&'e Arc<Core>, &'static str) {
+        // There is nothing to drop, and a drop would be compiled into code for a panic in the push.
+        let this = ManuallyDrop::new(self);
+        (this.core, this.spec.name.as_static().unwrap_or_default())
     }
 
     /// Enqueues an operation that runs on a worker and has a handle, and returns the handle. Inlined, as
     /// [`enqueue_worker_job`](Self::enqueue_worker_job) is.
     #[inline(always)]
-    fn enqueue_worker_returning<F, R>(
+    fn enqueue_worker_returning<A, F, R>(
         mut self,
         location: &'static Location<'static>,
-        accesses: &impl ScopedAccesses,
+        accesses: &A,
         f: F,
     ) -> Result<OpHandle<R>, PushError>
     where
+        A: ScopedAccesses,
         F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
         R: Send + 'static,
     {
+        if const { is_counted::<A>() } && self.is_plain && self.entries.is_empty() {
+            let (core, name) = self.into_plain();
+            let (job, handle) = with_handle(core, name, location, f);
+            push_counted(core, name, location, accesses, job)?;
+            return Ok(handle);
+        }
         accesses.declare(&mut List(&mut self.entries));
         if self.is_straight() {
             let (core, name, entries) = self.into_straight();
-            let oneshot = result_job::shared_plainly(name, location, f);
-            let job = ResultJob::new(Arc::clone(&oneshot));
-            let handle = OpHandle::new(oneshot, core);
+            let (job, handle) = with_handle(core, name, location, f);
             core.push_plain(name, location, entries, job)?;
             return Ok(handle);
         }
@@ -1805,5 +1852,47 @@ impl<'e> OpBuilder<'e> {
         };
         self.spec.priority = route.priority.unwrap_or(self.spec.priority);
         Ok(())
+    }
+}
+
+/// Creates the job and the handle of a plain operation.
+#[inline(always)]
+fn with_handle<F, R>(
+    core: &Arc<Core>,
+    name: &'static str,
+    location: &'static Location<'static>,
+    f: F,
+) -> (ResultJob<F, R>, OpHandle<R>)
+where
+    F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
+    R: Send + 'static,
+{
+    let oneshot = result_job::shared_plainly(name, location, f);
+    (ResultJob::new(Arc::clone(&oneshot)), OpHandle::new(oneshot, core))
+}
+
+/// Whether [`push_counted`] may push an operation with these accesses.
+const fn is_counted<A: ScopedAccesses>() -> bool {
+    matches!(A::COUNT, Some(0..=INLINE_ACCESSES))
+}
+
+/// [`Core::push_plain`] for an operation whose number of accesses is determined by their type. Such a push needs no list
+/// of them, which the compiler cannot always keep out of memory.
+#[inline(always)]
+fn push_counted<A: ScopedAccesses, J: Job>(
+    core: &Arc<Core>,
+    name: &'static str,
+    location: &'static Location<'static>,
+    accesses: &A,
+    job: J,
+) -> Result<(), PushError> {
+    const { assert!(INLINE_ACCESSES == 4) }
+    let at = |at| accesses.at(at).map(|declared| declared.0);
+    match (A::COUNT, at(0), at(1), at(2), at(3)) {
+        (Some(1), Some(a), ..) => core.push_sole(name, location, a, job),
+        (Some(2), Some(a), Some(b), ..) => core.push_few(name, location, [a, b], job),
+        (Some(3), Some(a), Some(b), Some(c), _) => core.push_few(name, location, [a, b, c], job),
+        (Some(4), Some(a), Some(b), Some(c), Some(d)) => core.push_few(name, location, [a, b, c, d], job),
+        _ => core.push_free(name, location, job),
     }
 }
