@@ -13,7 +13,7 @@
 //! the heap and freed. Heap checkers then find uses of freed records, and leaks of objects to which the bytes of a
 //! pooled record would still point.
 
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 
 use super::epoch;
 #[cfg(any(raddle_loom, raddle_shuttle))]
@@ -42,19 +42,21 @@ pub(crate) unsafe trait Record: Sized {
     fn stamp(&self) -> &Stamp;
 }
 
-/// Allocates an uninitialised record.
+/// Allocates an uninitialised record. Also returns the address of a record that this thread is going to allocate soon,
+/// or null. It may only be prefetched.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline(always)]
-pub(crate) fn allocate<R: Record>() -> NonNull<R> {
+pub(crate) fn allocate<R: Record>() -> (NonNull<R>, *mut R) {
     if fits::<R>() {
-        records::take().cast()
+        let records::Taken { record, later } = records::take();
+        (record.cast(), later.cast())
     } else {
         // SAFETY: the size of a record is above zero.
         let record = unsafe { raw(std::alloc::Layout::new::<R>()) };
         // SAFETY: the record begins with the pool's word, and no other thread knows the record.
         unsafe { record.cast().write(PoolWord::default()) };
         registry::add(record);
-        record.cast()
+        (record.cast(), null_mut())
     }
 }
 
@@ -99,9 +101,9 @@ fn retire_to_heap<R: Record>(record: NonNull<R>) {
 }
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub(crate) fn allocate<R: Record>() -> NonNull<R> {
+pub(crate) fn allocate<R: Record>() -> (NonNull<R>, *mut R) {
     // SAFETY: the size of a record is above zero.
-    unsafe { raw(std::alloc::Layout::new::<R>()) }.cast()
+    (unsafe { raw(std::alloc::Layout::new::<R>()) }.cast(), null_mut())
 }
 
 #[cfg(any(raddle_loom, raddle_shuttle))]

@@ -103,16 +103,20 @@ mod imp {
     pub(crate) mod hint {
         pub(crate) use std::hint::spin_loop;
 
-        /// Prefetches the cache line of `at` for an imminent write, where the processor supports this.
+        /// Prefetches the cache line of `at` for an imminent write, where the processor supports this. `at` may be any
+        /// address.
+        ///
+        /// The intrinsic `_mm_prefetch` would become `prefetcht0`, which fetches the line for reading, in builds for
+        /// processors that may lack `prefetchw`. All x86-64 processors accept `prefetchw`: those that lack it treat it
+        /// as a no-op.
         #[inline(always)]
         pub(crate) fn prefetch_write<T>(at: *const T) {
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
             // SAFETY: a prefetch has no effect on memory, whatever the address.
             unsafe {
-                use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_ET0>(at.cast());
+                std::arch::asm!("prefetchw [{}]", in(reg) at.cast::<u8>(), options(readonly, nostack, preserves_flags));
             }
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(not(all(target_arch = "x86_64", not(miri))))]
             let _ = at;
         }
     }

@@ -1,6 +1,6 @@
 //! Completes operations: marks their accesses done and propagates the flags down the queues.
 
-use std::ptr::NonNull;
+use std::{cell::Cell, ptr::NonNull};
 
 use super::{
     access::{Access, DONE, READ_OK, WRITE_OK, grantable_at_link, newly_grantable},
@@ -8,7 +8,10 @@ use super::{
 };
 use crate::{
     memory::epoch::{self, Atomic, Shared},
-    sync::Ordering::{AcqRel, Relaxed, Release},
+    sync::{
+        Ordering::{AcqRel, Relaxed, Release},
+        hint, thread_static,
+    },
     testing::{
         pause::{self, Point},
         weaken::{Step, removed},
@@ -125,13 +128,50 @@ fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     // Read before the flags are set, because the access may be reclaimed afterwards.
     // SAFETY: the access was linked behind another one.
     let (mode, op) = (next.mode(), unsafe { next.own_op_ptr() });
+    // SAFETY: as above.
+    let later = unsafe { next.own_op() }.later();
     let old = add_flags(&next.word, READ_OK | WRITE_OK);
+    look_ahead(later, !old.is_null());
     // A writer that was not satisfied is not done, so it grants nothing to the accesses behind it.
     if mode.is_granted_by((READ_OK | WRITE_OK) & !old.tag()) {
         pause::at(Point::CompleteBeforeSatisfy);
         // SAFETY: this thread has satisfied the access, and counts it once, here.
         unsafe { OpRef::satisfy(op, ready) };
     }
+}
+
+// How many operations in a row had another one linked behind them when this thread found them, up to `FAR_BEHIND`.
+thread_static!(static BEHIND: Cell<u8> = Cell::new(0));
+
+/// The value of `BEHIND` from which a thread prefetches. Not tuned.
+const FAR_BEHIND: u8 = 16;
+
+/// Prefetches the record at `later`, if this thread is far enough behind the pushing thread. `has_next` is whether
+/// another operation is linked behind the one that `later` comes from.
+///
+/// The accesses of a queue form a list, in which each record comes from the core of the pushing thread, and shows where
+/// the next one is only when it has arrived. Records taken from the pool far in advance break this chain of misses:
+/// Roth and Sohi, "Effective Jump-Pointer Prefetching for Linked Data Structures", ISCA 1999. A thread that has caught
+/// up with the pushing thread must not prefetch, since it would take lines away that the pushing thread is about to
+/// write.
+#[inline(always)]
+fn look_ahead<T>(later: *const Op<T>, has_next: bool) {
+    if cfg!(any(raddle_loom, raddle_shuttle)) {
+        // Models have no caches.
+        return;
+    }
+    BEHIND.with(|behind| {
+        let before = behind.get();
+        if !has_next {
+            behind.set(0);
+        } else if before < FAR_BEHIND {
+            behind.set(before + 1);
+        } else {
+            // The head with the first access, and the task of an operation with one access.
+            hint::prefetch_write(later);
+            hint::prefetch_write(later.wrapping_byte_add(64));
+        }
+    });
 }
 
 /// Does the same as [`propagate`], for an access that does not write.
@@ -149,9 +189,14 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         // Read before the flags are set, because the access may be reclaimed afterwards.
         // SAFETY: the access was linked behind another one.
         let op = unsafe { at.own_op_ptr() };
+        // SAFETY: as above.
+        let later = unsafe { at.own_op() }.later();
         let old = add_flags(&at.word, add);
         let new = add & !old.tag();
         let newly_satisfied = mode.is_granted_by(new);
+        if newly_satisfied {
+            look_ahead(later, !old.is_null());
+        }
         // A writer that was not satisfied is not done, so it grants nothing to the accesses behind it.
         let gained = if mode.is_write() { 0 } else { newly_grantable(new, old.tag()) };
         let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));

@@ -57,7 +57,9 @@ pub struct Op<T> {
     /// The operation's priority band, for the scheduler and for what traces and dumps report.
     pub band: u8,
     pub(super) queued: Queued,
-    /// The next operation in the list that contains this one: a [`ReadyList`] or a scheduler queue.
+    /// The next operation in the list that contains this one: a [`ReadyList`] or a scheduler queue. Until the operation
+    /// is ready: the record of an operation that the same thread is going to push soon, or null, for prefetches
+    /// ([`later`](Self::later)).
     pub link: AtomicPtr<Op<T>>,
     pub(super) stamp: Stamp,
     /// Whether the operation has entered a lane with several workers. A `std` atomic, because it must not add any
@@ -230,6 +232,18 @@ impl<T> Op<T> {
         let Some(boxed) = self.boxed() else { return &[] };
         // SAFETY: `new_with` has initialised `count` accesses there, which live as long as the record.
         unsafe { std::slice::from_raw_parts(boxed.accesses.as_ptr(), boxed.count as usize) }
+    }
+
+    /// Returns the address of the record of an operation that the same thread was going to push some operations after
+    /// this one, or null. If the operation may be ready, returns any address. The address may only be prefetched.
+    #[inline(always)]
+    pub(super) fn later(&self) -> *const Self {
+        if cfg!(any(raddle_loom, raddle_shuttle)) {
+            // Models would explore a step that changes nothing.
+            return std::ptr::null();
+        }
+        // Relaxed: only the address is used.
+        self.link.load(Relaxed)
     }
 
     /// Returns the operation's access if it has exactly one.
@@ -517,7 +531,7 @@ impl<T> OpRef<T> {
             .ok()
             .filter(|&count| count < u32::MAX / ONE)
             .expect("an operation must have fewer than 2^31 accesses");
-        let record: NonNull<Op<T>> = pool::allocate();
+        let (record, later): (NonNull<Op<T>>, _) = pool::allocate();
         let op = record.as_ptr();
         let first = Op::first_place(op);
         // Most operations have one access; for these, everything that depends on the number of accesses is a constant.
@@ -526,7 +540,7 @@ impl<T> OpRef<T> {
             // SAFETY: the record is allocated, aligned and unused, and has room for an access there.
             unsafe { first.write(Access::new(op, queue, 0, mode, Arity::One)) };
             // SAFETY: the record is allocated, aligned and unused, and its access was written above; (2).
-            let (op, task) = unsafe { Self::finish_record(record, 1, 1, band, passes_closed) };
+            let (op, task) = unsafe { Self::finish_record(record, later, 1, 1, band, passes_closed) };
             init(task);
             op
         } else {
@@ -542,7 +556,7 @@ impl<T> OpRef<T> {
                 unsafe { slot.write(Access::new(op, queue, index, mode, Arity::Several)) };
             }
             // SAFETY: the record is allocated, aligned and unused, and its accesses were written above; (2).
-            let (op, task) = unsafe { Self::finish_record(record, count, inline, band, passes_closed) };
+            let (op, task) = unsafe { Self::finish_record(record, later, count, inline, band, passes_closed) };
             init(task);
             op
         }
@@ -562,7 +576,7 @@ impl<T> OpRef<T> {
         access: impl Fn(usize) -> (u32, NonNull<VarQueue<T>>, Mode),
     ) -> (Self, *mut T) {
         const { assert!(N >= 2 && N <= INLINE_ACCESSES) }
-        let record: NonNull<Op<T>> = pool::allocate();
+        let (record, later): (NonNull<Op<T>>, _) = pool::allocate();
         let op = record.as_ptr();
         for (index, queue, mode) in (0..N).map(access) {
             debug_assert!((index as usize) < N);
@@ -572,7 +586,7 @@ impl<T> OpRef<T> {
             unsafe { slot.write(Access::new(op, queue, index, mode, Arity::Several)) };
         }
         // SAFETY: the record is allocated, aligned and unused, and by (3) its accesses were written above; (2).
-        unsafe { Self::finish_record(record, N as u32, N as u8, band, false) }
+        unsafe { Self::finish_record(record, later, N as u32, N as u8, band, false) }
     }
 
     /// Writes everything in a record but its accesses and its task. Also returns the address of the task.
@@ -584,6 +598,7 @@ impl<T> OpRef<T> {
     #[inline(always)]
     unsafe fn finish_record(
         record: NonNull<Op<T>>,
+        later: *mut Op<T>,
         count: u32,
         inline: u8,
         band: u8,
@@ -602,7 +617,7 @@ impl<T> OpRef<T> {
             unregistered: AtomicU32::new(count * ONE),
             live: AtomicU32::new(count + 1),
             inline: inline,
-            link: AtomicPtr::new(std::ptr::null_mut()),
+            link: AtomicPtr::new(later),
             band: band,
             queued: Queued::new(passes_closed),
             stamp: Stamp::new(),
