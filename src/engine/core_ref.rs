@@ -13,8 +13,11 @@ pub(crate) enum CoreRef {
     /// Counted by the engine.
     Own(Arc<Core>),
     /// Counted for a thread of the engine.
-    OfThread(Arc<Arc<Core>>),
+    OfThread(Arc<OfThread>),
 }
+
+/// A reference to an engine that belongs to a thread of the engine.
+pub(crate) struct OfThread(pub(super) Arc<Core>);
 
 impl CoreRef {
     #[inline]
@@ -32,7 +35,7 @@ impl Deref for CoreRef {
     fn deref(&self) -> &Arc<Core> {
         match self {
             Self::Own(core) => core,
-            Self::OfThread(core) => core,
+            Self::OfThread(core) => &core.0,
         }
     }
 }

@@ -8,7 +8,7 @@
 use std::{cell::Cell, ptr, sync::Arc};
 
 use crate::{
-    engine::{core::Core, frame, task::Task},
+    engine::{core::Core, core_ref::OfThread, frame, task::Task},
     error::{deadlock::Deadlock, wait::WaitError},
     scheduler::{Lane, Worker},
     sync::thread_static,
@@ -39,7 +39,7 @@ pub(super) struct WorkerThread {
     lane: Cell<u8>,
     pub(super) core: Arc<Core>,
     /// The reference shared by [handles](super::core_ref) created on this thread.
-    shared_core: Arc<Arc<Core>>,
+    shared_core: Arc<OfThread>,
     duty: Duty,
     /// Whether a function on this thread has handed over the worker and has since neither ended nor received another
     /// one, or counts as having done so.
@@ -91,7 +91,7 @@ impl WorkerThread {
         Self {
             worker: Cell::new(None),
             lane: Cell::new(0),
-            shared_core: Arc::new(Arc::clone(&core)),
+            shared_core: Arc::new(OfThread(Arc::clone(&core))),
             core,
             duty,
             gave_away: Cell::new(false),
@@ -406,7 +406,7 @@ pub(super) fn take_queued(core: &Core, wanted: impl FnMut(&OpRef<Task>) -> bool)
 
 /// Returns the reference to `core` shared by handles created on the calling thread, if the thread belongs to `core`.
 #[inline]
-pub(super) fn shared_core(core: &Arc<Core>) -> Option<Arc<Arc<Core>>> {
+pub(super) fn shared_core(core: &Arc<Core>) -> Option<Arc<OfThread>> {
     with_current(|thread| Arc::ptr_eq(&thread.core, core).then(|| Arc::clone(&thread.shared_core))).flatten()
 }
 

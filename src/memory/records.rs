@@ -263,6 +263,7 @@ pub(super) struct Taken {
     pub(super) record: Record,
     /// The record that the thread is going to take [`AHEAD`] records later, or null if that is not known. It may only be
     /// prefetched.
+    #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
     pub(super) later: *mut List,
 }
 
