@@ -37,9 +37,10 @@ const TARGETS: [Target; 9] = [
         target: 35.0,
         source: ["push_run", "ns", "raddle", "chain"],
         floor: "24 / 41 / 58 (2 lines); 9 / 29 / 39 (1 line)",
-        distance: "Most of the time, the worker waits for the first line of the next record, which the pushing core \
-                   still owns; the pushing thread waits where it reads back what it has just written. Below 41, a \
-                   record of one line is needed.",
+        distance: "The instructions of the push and of the run, about 225 and 250, and the lines on their way back to \
+                   the pushing thread. Where the worker is behind, it prefetches records ahead; where it has caught \
+                   up, it waits for the line that the pushing thread is writing. Below 41, a record of one line is \
+                   needed.",
     },
     Target {
         name: "1 writer + 15 readers",

@@ -187,7 +187,8 @@ pub(crate) mod sealed {
     /// # Safety
     /// 1. `declare` and `capture` call the same-named function of every field, both in the same order, and do nothing
     ///    else.
-    /// 2. `refs` and `guards` call the same-named function of every field once, with the pointers captured by that
+    /// 2. `COUNT` and `at` have their defaults.
+    /// 3. `refs` and `guards` call the same-named function of every field once, with the pointers captured by that
     ///    field.
     pub unsafe trait Derived {}
 
@@ -214,6 +215,13 @@ unsafe impl<T> Send for Captured<T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T> Sync for Captured<T> {}
 
+impl<T> Read<'_, T> {
+    #[inline(always)]
+    fn entry(&self) -> Entry {
+        Entry { cell: self.0.ptr(), mode: Mode::Read, refs: spec::Refs::Shared }
+    }
+}
+
 impl<T> sealed::Sealed for Read<'_, T> {}
 impl<'a, T> AccessRefs<'a, &'a Self> for Read<'_, T> {
     type Refs = &'a T;
@@ -227,12 +235,12 @@ impl<T: Send + Sync + 'static> ScopedAccesses for Read<'_, T> {
 
     #[inline(always)]
     fn declare(&self, list: &mut sealed::List<'_>) {
-        list.0.extend(self.at(0).map(|declared| declared.0));
+        list.0.push(self.entry());
     }
 
     #[inline(always)]
     fn at(&self, _: usize) -> Option<sealed::Declared> {
-        Some(sealed::Declared(Entry { cell: self.0.ptr(), mode: Mode::Read, refs: spec::Refs::Shared }))
+        Some(sealed::Declared(self.entry()))
     }
 
     fn capture(&self) -> Captured<T> {
@@ -261,6 +269,13 @@ impl<T: Send + Sync + 'static> ScopedAccesses for Read<'_, T> {
     }
 }
 
+impl<T> Write<'_, T> {
+    #[inline(always)]
+    fn entry(&self) -> Entry {
+        Entry { cell: self.var.ptr(), mode: self.mode, refs: spec::Refs::Exclusive }
+    }
+}
+
 impl<T> sealed::Sealed for Write<'_, T> {}
 impl<'a, T> AccessRefs<'a, &'a Self> for Write<'_, T> {
     type Refs = &'a mut T;
@@ -274,12 +289,12 @@ impl<T: Send + 'static> ScopedAccesses for Write<'_, T> {
 
     #[inline(always)]
     fn declare(&self, list: &mut sealed::List<'_>) {
-        list.0.extend(self.at(0).map(|declared| declared.0));
+        list.0.push(self.entry());
     }
 
     #[inline(always)]
     fn at(&self, _: usize) -> Option<sealed::Declared> {
-        Some(sealed::Declared(Entry { cell: self.var.ptr(), mode: self.mode, refs: spec::Refs::Exclusive }))
+        Some(sealed::Declared(self.entry()))
     }
 
     fn capture(&self) -> Captured<T> {

@@ -184,8 +184,7 @@ impl FutureContext {
 #[must_use = "an operation does nothing until it is pushed"]
 pub struct OpBuilder<'e> {
     core: &'e Arc<Core>,
-    /// Dropped by `drop`, like the entries.
-    spec: ManuallyDrop<Spec>,
+    owned: Owned,
     property: Property,
     device: Device,
     /// Whether nothing but accesses and a name was declared, and the name owns no memory.
@@ -194,7 +193,6 @@ pub struct OpBuilder<'e> {
     has_more: bool,
     /// The source location reported for the push. Used only with `has_more`.
     location: Option<&'static Location<'static>>,
-    entries: ManuallyDrop<Entries>,
     /// The operation's group. Like the next three fields, used only with `flag::CLAIMS`.
     group: Option<&'e Arc<Group>>,
     deadline: Option<Instant>,
@@ -204,9 +202,16 @@ pub struct OpBuilder<'e> {
     is_orphan: bool,
 }
 
+/// The fields of a builder that own memory. A type without a lifetime, so that borrows may end before their builder does.
+#[derive(Debug)]
+struct Owned {
+    spec: ManuallyDrop<Spec>,
+    entries: ManuallyDrop<Entries>,
+}
+
 /// Inlined, since the builder would otherwise be kept in memory at every place that pushes if code there may panic while
 /// the builder exists: such a push would take some 100 more instructions.
-impl Drop for OpBuilder<'_> {
+impl Drop for Owned {
     #[inline(always)]
     fn drop(&mut self) {
         if self.spec.name.is_shared() || self.entries.spilled() {
@@ -215,8 +220,7 @@ impl Drop for OpBuilder<'_> {
     }
 }
 
-impl OpBuilder<'_> {
-    /// Drops what owns memory.
+impl Owned {
     #[cold]
     #[inline(never)]
     fn free(&mut self) {
@@ -231,12 +235,11 @@ impl<'e> OpBuilder<'e> {
         Self {
             core,
             is_plain: !name.is_shared(),
-            spec: ManuallyDrop::new(Spec::new(name)),
+            owned: Owned { spec: ManuallyDrop::new(Spec::new(name)), entries: ManuallyDrop::new(Entries::new()) },
             property: Property::Normal,
             device: Device::Cpu,
             has_more: false,
             location: None,
-            entries: ManuallyDrop::new(Entries::new()),
             group: None,
             deadline: None,
             family: None,
@@ -249,13 +252,13 @@ impl<'e> OpBuilder<'e> {
     pub(super) fn child(core: &'e Arc<Core>, name: Name, family: Option<&'e Family>) -> Self {
         let mut builder = Self::new(core, name);
         builder.is_plain = false;
-        builder.spec.flags |= flag::CLAIMS;
+        builder.owned.spec.flags |= flag::CLAIMS;
         match family {
             Some(family) => {
                 builder.family = Some(family);
-                builder.spec.is_admitted = true;
-                builder.spec.is_child = true;
-                builder.spec.priority = family.priority();
+                builder.owned.spec.is_admitted = true;
+                builder.owned.spec.is_child = true;
+                builder.owned.spec.priority = family.priority();
                 builder.deadline = family.deadline();
                 if family.is_kept() {
                     builder = builder.cleanup();
@@ -270,7 +273,7 @@ impl<'e> OpBuilder<'e> {
     pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &'e Arc<Group>) -> Self {
         let mut builder = Self::new(core, name);
         builder.is_plain = false;
-        builder.spec.flags |= flag::CLAIMS;
+        builder.owned.spec.flags |= flag::CLAIMS;
         builder.group = Some(group);
         builder
     }
@@ -297,8 +300,8 @@ impl<'e> OpBuilder<'e> {
     pub fn priority(mut self, priority: i32) -> Self {
         self.is_plain = false;
         // A clean-up operation keeps the highest priority.
-        if self.spec.flags & flag::KEPT == 0 {
-            self.spec.priority = priority;
+        if self.owned.spec.flags & flag::KEPT == 0 {
+            self.owned.spec.priority = priority;
         }
         self
     }
@@ -337,7 +340,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     pub fn run_always(mut self) -> Self {
         self.is_plain = false;
-        self.spec.flags |= flag::NO_SKIP;
+        self.owned.spec.flags |= flag::NO_SKIP;
         self
     }
 
@@ -357,8 +360,8 @@ impl<'e> OpBuilder<'e> {
     /// ```
     pub fn cleanup(mut self) -> Self {
         self.is_plain = false;
-        self.spec.flags |= flag::NO_SKIP | flag::KEPT;
-        self.spec.priority = i32::MAX;
+        self.owned.spec.flags |= flag::NO_SKIP | flag::KEPT;
+        self.owned.spec.priority = i32::MAX;
         self
     }
 
@@ -381,7 +384,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     pub fn eager(mut self) -> Self {
         self.is_plain = false;
-        self.spec.flags |= flag::EAGER;
+        self.owned.spec.flags |= flag::EAGER;
         self
     }
 
@@ -407,7 +410,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     pub fn deadline(mut self, deadline: Instant) -> Self {
         self.is_plain = false;
-        self.spec.flags |= flag::CLAIMS;
+        self.owned.spec.flags |= flag::CLAIMS;
         self.deadline = Some(deadline);
         self
     }
@@ -499,7 +502,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     pub fn with_children(mut self) -> Self {
         self.is_plain = false;
-        self.spec.flags |= flag::CLAIMS | flag::PARENT;
+        self.owned.spec.flags |= flag::CLAIMS | flag::PARENT;
         self
     }
 
@@ -573,7 +576,7 @@ impl<'e> OpBuilder<'e> {
     /// Lets the push proceed without checking the limits.
     fn admitted(mut self) -> Self {
         self.is_plain = false;
-        self.spec.is_admitted = true;
+        self.owned.spec.is_admitted = true;
         self
     }
 
@@ -648,7 +651,7 @@ impl<'e> OpBuilder<'e> {
     fn declare<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>, mode: Mode) -> Self {
         // `extend` would cost more for a few variables, since it prepares for many.
         for variable in variables {
-            self.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: spec::Refs::None });
+            self.owned.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: spec::Refs::None });
         }
         self
     }
@@ -1486,16 +1489,16 @@ impl<'e> OpBuilder<'e> {
             return Err(PushError::Forked);
         }
         let is_child = self.family.is_some() || self.is_orphan;
-        let is_parent_on_device = self.spec.flags & flag::PARENT != 0 && self.device != Device::Cpu;
+        let is_parent_on_device = self.owned.spec.flags & flag::PARENT != 0 && self.device != Device::Cpu;
         if is_child || is_parent_on_device {
             drop(function);
             return Err(PushError::UnfitForFamily);
         }
         let fixed_priority =
-            self.spec.flags & flag::KEPT != 0 || Route::of(self.property, core.kind()).priority.is_some();
+            self.owned.spec.flags & flag::KEPT != 0 || Route::of(self.property, core.kind()).priority.is_some();
         self.finish(accesses, flags)?;
         let location = self.site(Location::caller());
-        let entries = match core.check_and_sort(&mut self.entries, &self.spec.name, location) {
+        let entries = match core.check_and_sort(&mut self.owned.entries, &self.owned.spec.name, location) {
             Ok(entries) => entries.into(),
             Err(error) => {
                 // Dropped here rather than by `?`, for the reason given in `Core::push`.
@@ -1504,9 +1507,9 @@ impl<'e> OpBuilder<'e> {
             }
         };
         // Each run of the operator is admitted separately.
-        self.spec.is_admitted = false;
+        self.owned.spec.is_admitted = false;
         let limits = (self.group.cloned(), self.deadline);
-        let spec = mem::replace(&mut *self.spec, Spec::new(Name::EMPTY));
+        let spec = mem::replace(&mut *self.owned.spec, Spec::new(Name::EMPTY));
         Ok(Operator::new(Arc::clone(core), spec, entries, function, fixed_priority, limits))
     }
 
@@ -1524,7 +1527,7 @@ impl<'e> OpBuilder<'e> {
         R: Send + 'static,
     {
         let location = self.site(location);
-        let oneshot = result_job::shared(&self.spec, location, f);
+        let oneshot = result_job::shared(&self.owned.spec, location, f);
         let core = self.core;
         self.enqueue(location, accesses, flags, ResultJob::new(Arc::clone(&oneshot)))?;
         Ok(OpHandle::new(oneshot, core))
@@ -1562,7 +1565,7 @@ impl<'e> OpBuilder<'e> {
     {
         let location = self.site(location);
         self.finish_scoped(location, accesses, scoped)?;
-        let oneshot = result_job::shared(&self.spec, location, f);
+        let oneshot = result_job::shared(&self.owned.spec, location, f);
         let core = self.core;
         self.enqueue_in_group(location, ResultJob::new(Arc::clone(&oneshot)), Some(scoped))?;
         let oneshot: Arc<Handled<()>> = oneshot;
@@ -1579,12 +1582,12 @@ impl<'e> OpBuilder<'e> {
         scoped: &Scoped,
     ) -> Result<(), PushError> {
         self.finish(accesses, 0)?;
-        let Some(held) = self.entries.iter().find(|entry| scoped.is_held_around(entry.cell)) else {
+        let Some(held) = self.owned.entries.iter().find(|entry| scoped.is_held_around(entry.cell)) else {
             return Ok(());
         };
         // SAFETY: the caller has a handle to the variable.
         let cell = unsafe { held.cell.as_ref() };
-        Err(PushError::HeldAroundScope(cell.refused_access(&self.spec.name, location)))
+        Err(PushError::HeldAroundScope(cell.refused_access(&self.owned.spec.name, location)))
     }
 
     fn enqueue_future<A, F, Fut>(
@@ -1600,7 +1603,7 @@ impl<'e> OpBuilder<'e> {
     {
         let location = self.site(location);
         self.finish_future(accesses)?;
-        let (captured, priority) = (accesses.capture(), self.spec.priority);
+        let (captured, priority) = (accesses.capture(), self.owned.spec.priority);
         let start = move |call: &Call<'_>| {
             // SAFETY: (1): `captured` came from `accesses`, which the operation declares, and it holds their variables
             // while it has shares. (2): the push refuses aliases, and the operation runs once.
@@ -1624,14 +1627,14 @@ impl<'e> OpBuilder<'e> {
     {
         let location = self.site(location);
         self.finish_future(accesses)?;
-        let (captured, priority) = (accesses.capture(), self.spec.priority);
+        let (captured, priority) = (accesses.capture(), self.owned.spec.priority);
         let start = move |call: &Call<'_>, handle: Arc<Handled<R>>| {
             // SAFETY: (1): `captured` came from `accesses`, which the operation declares, and it holds their variables
             // while it has shares. (2): the push refuses aliases, and the operation runs once.
             let guards = |share: &Share| unsafe { A::guards(&captured, share) };
             future_task::start(call, priority, Some(handle), |share| f(guards(share)))
         };
-        let oneshot = result_job::shared(&self.spec, location, start);
+        let oneshot = result_job::shared(&self.owned.spec, location, start);
         let core = self.core;
         self.enqueue_finished(location, FutureJob::new(Arc::clone(&oneshot)))?;
         Ok(OpHandle::new(oneshot, core))
@@ -1654,11 +1657,11 @@ impl<'e> OpBuilder<'e> {
         accesses: &A,
         job: J,
     ) -> Result<(), PushError> {
-        if const { push::is_straight::<J>() && is_counted::<A>() } && self.is_plain && self.entries.is_empty() {
+        if const { push::is_straight::<J>() && is_counted::<A>() } && self.is_plain && self.owned.entries.is_empty() {
             let (core, name) = self.into_plain();
             return push_counted(core, name, location, accesses, job);
         }
-        accesses.declare(&mut List(&mut self.entries));
+        accesses.declare(&mut List(&mut self.owned.entries));
         if const { push::is_straight::<J>() } && self.is_straight() {
             let (core, name, entries) = self.into_straight();
             return core.push_plain(name, location, entries, job);
@@ -1669,8 +1672,8 @@ impl<'e> OpBuilder<'e> {
     /// Whether [`Core::push_plain`] may push the operation, whose accesses have been declared.
     #[inline(always)]
     fn is_straight(&self) -> bool {
-        debug_assert!(!self.is_plain || !self.has_more && self.spec.is_plain());
-        self.is_plain && self.entries.len() <= INLINE_ACCESSES
+        debug_assert!(!self.is_plain || !self.has_more && self.owned.spec.is_plain());
+        self.is_plain && self.owned.entries.len() <= INLINE_ACCESSES
     }
 
     /// Returns what [`Core::push_plain`] needs of the description. The rest owns no memory, so nothing is left to drop
@@ -1679,16 +1682,17 @@ impl<'e> OpBuilder<'e> {
     fn into_straight(self) -> (&'e Arc<Core>, &'static str, Entries) {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is neither used nor dropped after this call.
-        let entries = unsafe { ptr::read(&raw const *this.entries) };
-        (this.core, this.spec.name.as_static().unwrap_or_default(), entries)
+        let entries = unsafe { ptr::read(&raw const *this.owned.entries) };
+        (this.core, this.owned.spec.name.as_static().unwrap_or_default(), entries)
     }
 
     /// [`into_straight`](Self::into_straight) for a plain description without accesses.
     #[inline(always)]
     fn into_plain(self) -> (&'e Arc<Core>, &'static str) {
+        debug_assert!(!self.has_more && self.owned.spec.is_plain() && self.owned.entries.is_empty());
         // There is nothing to drop, and a drop would be compiled into code for a panic in the push.
         let this = ManuallyDrop::new(self);
-        (this.core, this.spec.name.as_static().unwrap_or_default())
+        (this.core, this.owned.spec.name.as_static().unwrap_or_default())
     }
 
     /// Enqueues an operation that runs on a worker and has a handle, and returns the handle. Inlined, as
@@ -1705,13 +1709,13 @@ impl<'e> OpBuilder<'e> {
         F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
         R: Send + 'static,
     {
-        if const { is_counted::<A>() } && self.is_plain && self.entries.is_empty() {
+        if const { is_counted::<A>() } && self.is_plain && self.owned.entries.is_empty() {
             let (core, name) = self.into_plain();
             let (job, handle) = with_handle(core, name, location, f);
             push_counted(core, name, location, accesses, job)?;
             return Ok(handle);
         }
-        accesses.declare(&mut List(&mut self.entries));
+        accesses.declare(&mut List(&mut self.owned.entries));
         if self.is_straight() {
             let (core, name, entries) = self.into_straight();
             let (job, handle) = with_handle(core, name, location, f);
@@ -1757,8 +1761,8 @@ impl<'e> OpBuilder<'e> {
 
     #[inline]
     fn enqueue_finished(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
-        if self.spec.flags & flag::CLAIMS == 0 {
-            self.core.push(&self.spec, location, &mut self.entries, work)
+        if self.owned.spec.flags & flag::CLAIMS == 0 {
+            self.core.push(&self.owned.spec, location, &mut self.owned.entries, work)
         } else {
             self.enqueue_limited(location, work)
         }
@@ -1766,22 +1770,22 @@ impl<'e> OpBuilder<'e> {
 
     #[cold]
     fn enqueue_limited(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
-        if self.spec.flags & flag::PARENT == 0 {
+        if self.owned.spec.flags & flag::PARENT == 0 {
             return self.enqueue_in_family(location, work);
         }
-        if self.spec.flags & (flag::DEVICE | flag::ON_DEVICE) != 0 {
+        if self.owned.spec.flags & (flag::DEVICE | flag::ON_DEVICE) != 0 {
             // Dropped here, for the reason given in `Core::push`.
             drop(work);
             return Err(PushError::UnfitForFamily);
         }
         let group = self.family.map(Family::group).or(self.group);
-        let plan = Plan::new(&self.entries, self.spec.priority, self.deadline, group, self.family);
+        let plan = Plan::new(&self.owned.entries, self.owned.spec.priority, self.deadline, group, self.family);
         self.enqueue_in_family(location, ParentJob::new(work, plan))
     }
 
     fn enqueue_in_family(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
         match self.family {
-            Some(family) => family.push(&self.spec, location, &mut self.entries, self.deadline, work),
+            Some(family) => family.push(&self.owned.spec, location, &mut self.owned.entries, self.deadline, work),
             None if self.is_orphan => {
                 // Dropped here, for the reason given in `Core::push`.
                 drop(work);
@@ -1797,22 +1801,22 @@ impl<'e> OpBuilder<'e> {
         work: impl Job,
         scoped: Option<&Arc<Scoped>>,
     ) -> Result<(), PushError> {
-        if let Some(group) = self.group.filter(|_| !self.spec.is_admitted) {
+        if let Some(group) = self.group.filter(|_| !self.owned.spec.is_admitted) {
             if let Err(error) = self.core.admit(group) {
                 drop(work);
                 return Err(error);
             }
-            self.spec.is_admitted = true;
+            self.owned.spec.is_admitted = true;
         }
         let work = match scoped {
             Some(scoped) => {
                 let kin = Arc::<Scoped>::clone(scoped);
-                let mutates = self.entries.iter().any(|entry| entry.mode.is_write());
+                let mutates = self.owned.entries.iter().any(|entry| entry.mode.is_write());
                 LimitedJob::with_kin(work, scoped.group(), kin, self.deadline, mutates)
             }
             None => LimitedJob::new(work, self.group, self.deadline),
         };
-        let pushed = self.core.push(&self.spec, location, &mut self.entries, work);
+        let pushed = self.core.push(&self.owned.spec, location, &mut self.owned.entries, work);
         self.core.end_push();
         pushed
     }
@@ -1826,8 +1830,8 @@ impl<'e> OpBuilder<'e> {
     /// Completes the list of entries and the rest of the description.
     #[inline]
     fn finish(&mut self, accesses: &impl ScopedAccesses, flags: u16) -> Result<(), PushError> {
-        accesses.declare(&mut List(&mut self.entries));
-        self.spec.flags |= flags;
+        accesses.declare(&mut List(&mut self.owned.entries));
+        self.owned.spec.flags |= flags;
         if self.has_more { self.route() } else { Ok(()) }
     }
 
@@ -1839,18 +1843,18 @@ impl<'e> OpBuilder<'e> {
             return Err(PushError::Forked);
         }
         let route = Route::of(self.property, core.kind());
-        self.spec.lane = match self.device {
+        self.owned.spec.lane = match self.device {
             Device::Cpu => route.lane,
             Device::Gpu(_) => {
                 let lane = gpu::route(core, self.device, self.property)?;
-                if self.spec.flags & flag::EAGER != 0 {
+                if self.owned.spec.flags & flag::EAGER != 0 {
                     return Err(PushError::EagerOnDevice);
                 }
-                self.spec.flags |= flag::ON_DEVICE;
+                self.owned.spec.flags |= flag::ON_DEVICE;
                 lane
             }
         };
-        self.spec.priority = route.priority.unwrap_or(self.spec.priority);
+        self.owned.spec.priority = route.priority.unwrap_or(self.owned.spec.priority);
         Ok(())
     }
 }
@@ -1893,6 +1897,7 @@ fn push_counted<A: ScopedAccesses, J: Job>(
         (Some(2), Some(a), Some(b), ..) => core.push_few(name, location, [a, b], job),
         (Some(3), Some(a), Some(b), Some(c), _) => core.push_few(name, location, [a, b, c], job),
         (Some(4), Some(a), Some(b), Some(c), Some(d)) => core.push_few(name, location, [a, b, c, d], job),
-        _ => core.push_free(name, location, job),
+        (Some(0), ..) => core.push_free(name, location, job),
+        _ => unreachable!("`at` returns as many accesses as `COUNT` says"),
     }
 }

@@ -42,8 +42,8 @@ pub(crate) unsafe trait Record: Sized {
     fn stamp(&self) -> &Stamp;
 }
 
-/// Allocates an uninitialised record. Also returns the address of a record that this thread is going to allocate soon,
-/// or null. It may only be prefetched.
+/// Allocates an uninitialised record. Also returns the address of a record that this thread is likely to allocate
+/// soon, or null. It may only be prefetched.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline(always)]
 pub(crate) fn allocate<R: Record>() -> (NonNull<R>, *mut R) {

@@ -103,12 +103,12 @@ mod imp {
     pub(crate) mod hint {
         pub(crate) use std::hint::spin_loop;
 
-        /// Prefetches the cache line of `at` for an imminent write, where the processor supports this. `at` may be any
-        /// address.
+        /// Prefetches the cache line of `at` for an imminent write, where the processor supports this. `at` may be an
+        /// address that is no longer mapped.
         ///
         /// The intrinsic `_mm_prefetch` would become `prefetcht0`, which fetches the line for reading, in builds for
-        /// processors that may lack `prefetchw`. All x86-64 processors accept `prefetchw`: those that lack it treat it
-        /// as a no-op.
+        /// processors that may lack `prefetchw`. x86-64 processors that lack it treat it as a no-op, with the possible
+        /// exception of the first 64-bit Pentium 4 of 2004.
         #[inline(always)]
         pub(crate) fn prefetch_write<T>(at: *const T) {
             #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -140,32 +140,35 @@ fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     }
 }
 
-// How many operations in a row had another one linked behind them when this thread found them, up to `FAR_BEHIND`.
-thread_static!(static BEHIND: Cell<u8> = Cell::new(0));
+// How many accesses in a row had another one linked behind them when this thread granted them, up to `LONG`.
+thread_static!(static STREAK: Cell<u8> = Cell::new(0));
 
-/// The value of `BEHIND` from which a thread prefetches. Not tuned.
-const FAR_BEHIND: u8 = 16;
+/// The streak from which a thread prefetches. Not tuned.
+const LONG: u8 = 16;
 
-/// Prefetches the record at `later`, if this thread is far enough behind the pushing thread. `has_next` is whether
-/// another operation is linked behind the one that `later` comes from.
+/// Prefetches the record at `later` if this thread has found a long streak of accesses with others linked behind them.
+/// `has_next` is whether the access of the operation that `later` comes from is such an access.
 ///
-/// The accesses of a queue form a list, in which each record comes from the core of the pushing thread, and shows where
-/// the next one is only when it has arrived. Records taken from the pool far in advance break this chain of misses:
-/// Roth and Sohi, "Effective Jump-Pointer Prefetching for Linked Data Structures", ISCA 1999. A thread that has caught
-/// up with the pushing thread must not prefetch, since it would take lines away that the pushing thread is about to
-/// write.
+/// The accesses of a queue form a list. Each record comes from the core of the pushing thread, and shows where the next
+/// one is only when it has arrived. The addresses of records that are pushed later break this chain of misses: Roth and
+/// Sohi, "Effective Jump-Pointer Prefetching for Linked Data Structures", ISCA 1999.
+///
+/// A prefetch too early takes a line away that the pushing thread is about to write. This delays the pushing thread, so
+/// this thread soon catches up, finds an access without a next one, and prefetches nothing for the length of a streak.
+/// Where several workers each run a queue of their own, a prefetched record may belong to another worker; this has not
+/// been measured.
 #[inline(always)]
 fn look_ahead<T>(later: *const Op<T>, has_next: bool) {
     if cfg!(any(raddle_loom, raddle_shuttle)) {
         // Models have no caches.
         return;
     }
-    BEHIND.with(|behind| {
-        let before = behind.get();
+    STREAK.with(|streak| {
+        let before = streak.get();
         if !has_next {
-            behind.set(0);
-        } else if before < FAR_BEHIND {
-            behind.set(before + 1);
+            streak.set(0);
+        } else if before < LONG {
+            streak.set(before + 1);
         } else {
             // The head with the first access, and the task of an operation with one access.
             hint::prefetch_write(later);

@@ -57,8 +57,8 @@ pub struct Op<T> {
     /// The operation's priority band, for the scheduler and for what traces and dumps report.
     pub band: u8,
     pub(super) queued: Queued,
-    /// The next operation in the list that contains this one: a [`ReadyList`] or a scheduler queue. Until the operation
-    /// is ready: the record of an operation that the same thread is going to push soon, or null, for prefetches
+    /// The next operation in the list that contains this one: a [`ReadyList`] or a scheduler queue. Before that:
+    /// the record of an operation that the same thread is going to push soon, or null, for prefetches
     /// ([`later`](Self::later)).
     pub link: AtomicPtr<Op<T>>,
     pub(super) stamp: Stamp,
