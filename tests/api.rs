@@ -38,6 +38,20 @@ fn the_context_stands_anywhere_among_the_accesses() {
     });
 }
 
+/// Compiles only if the drop of a builder uses nothing that the builder has borrowed.
+#[test]
+fn a_token_may_be_dropped_before_a_builder_that_names_it() {
+    on_kinds(&KINDS, 1, |engine| {
+        let mut op = engine.op(format!("unused {}", engine.pending()));
+        let token = engine.token();
+        op = op.writes([&token]);
+        if engine.pending() == 0 {
+            return;
+        }
+        op.push((), |()| {}).unwrap();
+    });
+}
+
 #[test]
 fn the_current_engine_is_that_of_the_running_operation() {
     on_kinds(&KINDS, 1, |engine| {
