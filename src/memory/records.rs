@@ -378,7 +378,7 @@ fn refill() -> Taken {
     let record = unsafe { List::get(list, CAPACITY - 1) };
     let left = CAPACITY - 1;
     for at in (0..left).rev().take(AHEAD) {
-        // SAFETY: as above.
+        // SAFETY: a list on the stack is full, and this thread owns it now.
         prefetch(unsafe { List::get(list, at) });
     }
     if may_keep() {

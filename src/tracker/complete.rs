@@ -128,7 +128,7 @@ fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     // Read before the flags are set, because the access may be reclaimed afterwards.
     // SAFETY: the access was linked behind another one.
     let (mode, op) = (next.mode(), unsafe { next.own_op_ptr() });
-    // SAFETY: as above.
+    // SAFETY: the access was linked behind another one.
     let later = unsafe { next.own_op() }.later();
     let old = add_flags(&next.word, READ_OK | WRITE_OK);
     look_ahead(later, !old.is_null());
@@ -192,7 +192,7 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         // Read before the flags are set, because the access may be reclaimed afterwards.
         // SAFETY: the access was linked behind another one.
         let op = unsafe { at.own_op_ptr() };
-        // SAFETY: as above.
+        // SAFETY: the access was linked behind another one.
         let later = unsafe { at.own_op() }.later();
         let old = add_flags(&at.word, add);
         let new = add & !old.tag();
