@@ -103,6 +103,18 @@ mod imp {
     pub(crate) mod hint {
         pub(crate) use std::hint::spin_loop;
 
+        /// Prefetches the cache line of `at`. `at` may be an address that is no longer mapped.
+        #[inline(always)]
+        pub(crate) fn prefetch<T>(at: *const T) {
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            // SAFETY: a prefetch has no effect on memory, whatever the address.
+            unsafe {
+                std::arch::asm!("prefetcht0 [{}]", in(reg) at.cast::<u8>(), options(readonly, nostack, preserves_flags));
+            }
+            #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+            let _ = at;
+        }
+
         /// Prefetches the cache line of `at` for an imminent write, where the processor supports this. `at` may be an
         /// address that is no longer mapped.
         ///
@@ -228,6 +240,7 @@ mod imp {
     pub(crate) mod hint {
         pub(crate) use loom::hint::spin_loop;
 
+        pub(crate) fn prefetch<T>(_at: *const T) {}
         pub(crate) fn prefetch_write<T>(_at: *const T) {}
     }
     pub(crate) mod cell {
@@ -262,6 +275,7 @@ mod imp {
     pub(crate) mod hint {
         pub(crate) use shuttle::hint::spin_loop;
 
+        pub(crate) fn prefetch<T>(_at: *const T) {}
         pub(crate) fn prefetch_write<T>(_at: *const T) {}
     }
     pub(crate) use super::plain_cell as cell;

@@ -95,10 +95,13 @@ impl<T> VarQueue<T> {
     }
 
     /// Prefetches the access at the tail, which the next push will write.
+    ///
+    /// The line is prefetched for reading, since an AMD EPYC 7003 waits at `prefetchw` for a line from another core, but
+    /// not at `prefetcht0`. With `prefetchw`, pushes of independent operations took 10 to 14 % longer.
     #[inline]
     pub fn prefetch(&self) {
         // Relaxed: only the address is used.
-        hint::prefetch_write(self.tail.load(Relaxed, epoch::unprotected()).as_raw());
+        hint::prefetch(self.tail.load(Relaxed, epoch::unprotected()).as_raw());
     }
 
     /// Returns whether an access of `mode` would be satisfied if it were pushed now: a read if no mutation is pending
