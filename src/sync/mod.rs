@@ -103,13 +103,13 @@ mod imp {
     pub(crate) mod hint {
         pub(crate) use std::hint::spin_loop;
 
-        /// Prefetches the cache line of `at`. `at` may be an address that is no longer mapped.
+        /// Prefetches the cache line of `at`, which may be an address that is no longer mapped.
         #[inline(always)]
         pub(crate) fn prefetch<T>(at: *const T) {
             #[cfg(all(target_arch = "x86_64", not(miri)))]
-            // SAFETY: a prefetch has no effect on memory, whatever the address.
+            // SAFETY: a prefetch has no effect on memory, whatever the address; every x86-64 processor has SSE.
             unsafe {
-                std::arch::asm!("prefetcht0 [{}]", in(reg) at.cast::<u8>(), options(readonly, nostack, preserves_flags));
+                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
             }
             #[cfg(not(all(target_arch = "x86_64", not(miri))))]
             let _ = at;
