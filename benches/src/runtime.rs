@@ -25,6 +25,11 @@ pub trait Runtime {
     /// Returns the runtime's name in tables.
     fn name(&self) -> &str;
 
+    /// Returns whether each operation runs inside its push.
+    fn is_serial(&self) -> bool {
+        false
+    }
+
     /// Replaces the variables with `count` new ones. Not timed.
     fn make_variables(&mut self, count: usize);
 
@@ -183,6 +188,10 @@ pub fn settle(engine: &Engine) {
 impl Runtime for Raddle {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn is_serial(&self) -> bool {
+        self.engine.kind() == EngineKind::Naive
     }
 
     fn make_variables(&mut self, count: usize) {

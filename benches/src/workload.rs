@@ -168,6 +168,9 @@ pub trait Suite {
     /// Returns the runtime's name in tables.
     fn title(&self) -> String;
 
+    /// Returns [`Runtime::is_serial`].
+    fn is_serial(&self) -> bool;
+
     /// Measures ns per operation, including push and run. Returns `None` if the runtime does not support the workload.
     fn time(&mut self, workload: Workload, operations: usize) -> Option<f64>;
 
@@ -178,6 +181,10 @@ pub trait Suite {
 impl<R: Runtime> Suite for R {
     fn title(&self) -> String {
         self.name().into()
+    }
+
+    fn is_serial(&self) -> bool {
+        Runtime::is_serial(self)
     }
 
     fn time(&mut self, workload: Workload, operations: usize) -> Option<f64> {
