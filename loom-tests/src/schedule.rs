@@ -20,7 +20,10 @@ use std::{
 
 use raddle::{
     Completion, Engine, EngineKind, IdlePolicy, OpContext, OpHandle, PushError, Shutdown, Token, WaitError,
-    internals::{Flavour, Mode, OpRef},
+    internals::{
+        Flavour, Mode, OpRef,
+        announced::{grant, take_granted},
+    },
 };
 use shuttle::{
     Config, FailurePersistence, MaxSteps,
@@ -42,8 +45,11 @@ const VARIABLES: usize = 3;
 const MAX_THREADS: usize = 4;
 const MAX_ACTIONS: usize = 4;
 
-/// The number of steps after which a program counts as not terminating.
+/// The number of switch points after which a program counts as not terminating. Granted steps are not counted.
 const MAX_STEPS: usize = 50_000;
+
+/// The number of steps granted at a time to a thread that runs until it blocks, or that no other thread can run beside.
+const STEPS_IN_TURN: u32 = 100;
 
 // ------------------------------------------------------------------------------------------------ programs ----
 
@@ -516,8 +522,8 @@ fn run_on_engine(workers: usize, threads: &[Vec<Action>]) {
 struct ByBytes {
     bytes: Vec<u8>,
     used: usize,
-    /// How many more steps the running thread may take before the next byte is used.
-    left: u8,
+    /// Whether only one thread could run when the scheduler last chose one.
+    is_alone: bool,
     steps: Steps,
 }
 
@@ -529,23 +535,28 @@ impl Scheduler for ByBytes {
     fn next_task(&mut self, runnable: &[&Task], current: Option<TaskId>, yields: bool) -> Option<TaskId> {
         self.steps.note(current.map(usize::from), runnable.iter().map(|task| task.id().into()));
         let goes_on = current.filter(|&current| !yields && runnable.iter().any(|task| task.id() == current));
-        if goes_on.is_some() && self.left > 0 {
-            self.left -= 1;
+        // How many more steps the running thread may take before the next byte is used.
+        let left = take_granted();
+        let was_alone = std::mem::replace(&mut self.is_alone, runnable.len() == 1);
+        if goes_on.is_some() && left > 0 && !was_alone {
+            grant(left - 1);
             return goes_on;
         }
-        let is_free = |task: &TaskId| !yields || runnable.len() == 1 || Some(*task) != current;
+        let is_free = |task: &TaskId| !yields || self.is_alone || Some(*task) != current;
         let mut others = runnable.iter().map(|task| task.id()).filter(is_free);
-        if runnable.len() == 1 {
+        if self.is_alone {
+            grant(STEPS_IN_TURN);
             return others.next();
         }
         let Some(&byte) = self.bytes.get(self.used) else {
             // After the last byte, the next thread in turn runs until it blocks or yields.
             let number = |task: TaskId| usize::from(task);
             let after = |task: &TaskId| current.is_some_and(|current| number(*task) > number(current));
+            grant(STEPS_IN_TURN);
             return goes_on.or_else(|| others.clone().find(after)).or_else(|| others.next());
         };
         self.used += 1;
-        self.left = byte / 4;
+        grant(u32::from(byte / 4));
         others.clone().nth(usize::from(byte % 4) % others.count())
     }
 
@@ -568,6 +579,7 @@ pub fn schedule(data: &[u8]) {
     let program = Program::draw(&mut bytes);
     let mut scheduler = ByBytes { bytes: bytes.0.to_vec(), ..ByBytes::default() };
     scheduler.steps.begin();
+    take_granted();
     let mut config = Config::new();
     config.stack_size = 0x4_0000;
     config.failure_persistence = FailurePersistence::None;

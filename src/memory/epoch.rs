@@ -162,7 +162,7 @@ mod real {
 mod model {
     use std::{
         cell::{Cell, RefCell},
-        sync::Mutex,
+        sync::{Mutex, PoisonError},
     };
 
     use crate::sync::{
@@ -211,7 +211,11 @@ mod model {
             match self {
                 #[cfg(raddle_loom)]
                 Self::Crossbeam => _ = crossbeam_epoch::default_collector(),
-                _ => _ = &*EPOCH,
+                _ => {
+                    // What a failed interleaving has left there is dropped after the lock is released.
+                    let left = std::mem::take(&mut *epoch().registry.lock().unwrap_or_else(PoisonError::into_inner));
+                    drop(left);
+                }
             }
         }
     }
@@ -228,6 +232,7 @@ mod model {
     }
 
     /// The registry, and the atomics that show its happens-before edges to the model checker.
+    #[derive(Default)]
     struct Epoch {
         /// A `std` mutex, since the lock must not add happens-before edges that crossbeam-epoch does not have.
         registry: Mutex<Registry>,
@@ -248,13 +253,21 @@ mod model {
     }
 
     #[cfg(raddle_loom)]
-    use loom::lazy_static;
-    #[cfg(raddle_shuttle)]
-    use shuttle::lazy_static;
+    loom::lazy_static! {
+        static ref EPOCH: Epoch = Epoch::default();
+    }
 
-    lazy_static! {
-        static ref EPOCH: Epoch =
-            Epoch { registry: Mutex::default(), retired: AtomicUsize::new(0), unpinned: AtomicUsize::new(0) };
+    /// Returns the epoch of this interleaving.
+    #[cfg(raddle_loom)]
+    fn epoch() -> &'static Epoch {
+        &EPOCH
+    }
+
+    /// Returns the epoch of the models on this OS thread. shuttle's own lazy statics take far longer to find.
+    #[cfg(raddle_shuttle)]
+    fn epoch() -> &'static Epoch {
+        std::thread_local!(static EPOCH: &'static Epoch = Box::leak(Box::default()));
+        EPOCH.with(|epoch| *epoch)
     }
 
     /// A guard. Objects retired while it exists are not reclaimed before it is dropped.
@@ -273,8 +286,8 @@ mod model {
             _ => {
                 // Acquire: what was done before each earlier `retire`. Objects retired later wait for this guard, since
                 // loom and shuttle do not switch threads between this step and the entry into the registry.
-                last(&EPOCH.retired, Acquire);
-                let mut registry = EPOCH.registry.lock().unwrap();
+                last(&epoch().retired, Acquire);
+                let mut registry = epoch().registry.lock().unwrap();
                 registry.guards_so_far += 1;
                 let guard = registry.guards_so_far;
                 registry.pinned.push(guard);
@@ -310,8 +323,8 @@ mod model {
                     let job = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Job>(job) };
                     // Release: pairs with `pin` and with the drop of a guard that reclaims. A read-modify-write, so
                     // each `retire` continues the release sequences of the others.
-                    EPOCH.retired.fetch_add(0, Release);
-                    let mut registry = EPOCH.registry.lock().unwrap();
+                    epoch().retired.fetch_add(0, Release);
+                    let mut registry = epoch().registry.lock().unwrap();
                     let pinned = registry.pinned.clone();
                     registry.limbo.push((pinned, job));
                 }
@@ -339,15 +352,15 @@ mod model {
                 }
                 // A drop and a `retire` do not commute.
                 #[cfg(raddle_shuttle)]
-                last(&EPOCH.retired, Relaxed);
+                last(&epoch().retired, Relaxed);
                 let waited_for = |registry: &Registry| registry.limbo.iter().any(|(guards, _)| guards.contains(&guard));
                 let is_needed = FLAVOUR.get() == Flavour::ContractForReaders;
-                if is_needed || waited_for(&EPOCH.registry.lock().unwrap()) {
+                if is_needed || waited_for(&epoch().registry.lock().unwrap()) {
                     // Release: pairs with the drop of the guard that reclaims.
-                    EPOCH.unpinned.fetch_add(0, Release);
+                    epoch().unpinned.fetch_add(0, Release);
                 }
                 let mut reclaim = Vec::new();
-                let mut registry = EPOCH.registry.lock().unwrap();
+                let mut registry = epoch().registry.lock().unwrap();
                 registry.pinned.retain(|&other| other != guard);
                 for (mut guards, job) in std::mem::take(&mut registry.limbo) {
                     guards.retain(|&other| other != guard);
@@ -360,9 +373,9 @@ mod model {
                 drop(registry);
                 if !reclaim.is_empty() {
                     // Acquire: pairs with `retire`.
-                    last(&EPOCH.retired, Acquire);
+                    last(&epoch().retired, Acquire);
                     // Acquire: pairs with the drops of the guards for which the objects waited.
-                    last(&EPOCH.unpinned, Acquire);
+                    last(&epoch().unpinned, Acquire);
                 }
                 reclaim.into_iter().for_each(|job| job());
             }

@@ -371,8 +371,8 @@ fn refill() -> Taken {
     // Relaxed: only an approximate bound on memory.
     DEPOT.kept.fetch_sub(1, Relaxed);
     // The first line is already in the processor's cache, since the pop read the word in it.
-    for line in (64..SIZE).step_by(64) {
-        hint::prefetch_write(list.as_ptr().wrapping_byte_add(line));
+    for line in 1..SIZE.div_ceil(64) {
+        hint::prefetch_write(list.as_ptr().wrapping_byte_add(64 * line));
     }
     // SAFETY: a list on the stack is full, and this thread owns it now.
     let record = unsafe { List::get(list, CAPACITY - 1) };

@@ -1,15 +1,17 @@
-//! shuttle's atomics, which also announce each access before shuttle may switch threads.
+//! Atomics for models under shuttle, which announce each access before shuttle may switch threads.
 //!
 //! The exhaustive scheduler of `loom-tests` thereby knows what each thread is about to do, and need not try both orders
 //! of two accesses that commute.
+//!
+//! shuttle runs all threads of a model on one OS thread and switches only where it is called, so the values are in
+//! `std`'s atomics. A scheduler may let a thread make several accesses without a call ([`grant`]), which costs far less
+//! than to choose the same thread each time.
 
 use std::{
     cell::Cell,
-    ops::{Deref, DerefMut},
-    sync::atomic::Ordering,
+    sync::atomic::{self as inner, Ordering},
 };
 
-use shuttle::sync::atomic as inner;
 pub use shuttle::sync::atomic::fence;
 
 /// What a thread is about to do.
@@ -23,11 +25,17 @@ pub struct Announced {
     pub is_cell: bool,
 }
 
-std::thread_local!(static NEXT: Cell<Option<Announced>> = const { Cell::new(None) });
+std::thread_local! {
+    static NEXT: Cell<Option<Announced>> = const { Cell::new(None) };
+    /// How many accesses to atomics the running thread may make before shuttle may switch threads.
+    static GRANTED: Cell<u32> = const { Cell::new(0) };
+    /// An access to one of shuttle's atomics is a switch point.
+    static POINT: shuttle::sync::atomic::AtomicBool = const { shuttle::sync::atomic::AtomicBool::new(false) };
+}
 
 /// Announces what the calling thread of a model does after its next switch point.
-pub fn announce<T>(object: *const T, writes: bool, is_cell: bool) {
-    NEXT.set(Some(Announced { address: object as usize, writes, is_cell }));
+pub fn announce<T: ?Sized>(object: *const T, writes: bool, is_cell: bool) {
+    NEXT.set(Some(Announced { address: object.addr(), writes, is_cell }));
 }
 
 /// Returns what was last announced since the last call.
@@ -35,13 +43,49 @@ pub fn take_announced() -> Option<Announced> {
     NEXT.take()
 }
 
-macro_rules! announced {
-    ($($name:ident $value:ty;)+) => {$(
-        /// shuttle's type of the same name.
-        #[derive(Debug, Default)]
-        pub struct $name(inner::$name);
+/// Lets the running thread make this many accesses to atomics, unless it blocks, before shuttle may switch threads. The
+/// scheduler that calls this must [take back](take_granted) the rest whenever it chooses a thread.
+pub fn grant(accesses: u32) {
+    GRANTED.set(accesses);
+}
 
-        impl $name {
+/// Returns how many of the granted accesses have not been made, and takes them back.
+pub fn take_granted() -> u32 {
+    GRANTED.take()
+}
+
+/// Lets shuttle switch threads before an access, unless the access is granted.
+#[track_caller]
+fn switch<T>(object: *const T, writes: bool) {
+    let granted = GRANTED.get();
+    if granted > 0 {
+        GRANTED.set(granted - 1);
+    } else {
+        announce(object, writes, false);
+        // Relaxed: only the switch matters.
+        POINT.with(|point| point.load(Ordering::Relaxed));
+    }
+}
+
+macro_rules! methods {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)+) => {$(
+        /// Does what the method of the same name in `std` does.
+        #[allow(clippy::missing_errors_doc)]
+        #[track_caller]
+        pub fn $name(&self, $($argument: $type),*) -> $result {
+            switch(self, true);
+            self.0.$name($($argument),*)
+        }
+    )+};
+}
+
+macro_rules! announced {
+    ($($name:ident $(<$parameter:ident>)? of $value:ty { $($methods:tt)* })+) => {$(
+        /// `std`'s type of the same name, with switch points.
+        #[derive(Debug)]
+        pub struct $name$(<$parameter>)?(inner::$name$(<$parameter>)?);
+
+        impl$(<$parameter>)? $name$(<$parameter>)? {
             /// Creates the atomic.
             pub const fn new(value: $value) -> Self {
                 Self(inner::$name::new(value))
@@ -50,73 +94,58 @@ macro_rules! announced {
             /// Loads the value.
             #[track_caller]
             pub fn load(&self, order: Ordering) -> $value {
-                announce(self, false, false);
+                switch(self, false);
                 self.0.load(order)
             }
-        }
 
-        /// Gives access to all other methods, each of which may change the value.
-        impl Deref for $name {
-            type Target = inner::$name;
-            fn deref(&self) -> &Self::Target {
-                announce(self, true, false);
-                &self.0
+            /// Returns the value, without a switch point.
+            pub fn get_mut(&mut self) -> &mut $value {
+                self.0.get_mut()
+            }
+
+            methods! {
+                store(value: $value, order: Ordering) -> ();
+                swap(value: $value, order: Ordering) -> $value;
+                compare_exchange(current: $value, new: $value, success: Ordering, failure: Ordering) ->
+                    Result<$value, $value>;
+                compare_exchange_weak(current: $value, new: $value, success: Ordering, failure: Ordering) ->
+                    Result<$value, $value>;
+                $($methods)*
             }
         }
 
-        /// Gives access without a switch point.
-        impl DerefMut for $name {
-            fn deref_mut(&mut self) -> &mut Self::Target {
-                &mut self.0
+        impl$(<$parameter>)? Default for $name$(<$parameter>)? {
+            fn default() -> Self {
+                Self(inner::$name::default())
             }
         }
     )+};
 }
 
 announced! {
-    AtomicBool bool;
-    AtomicU8 u8;
-    AtomicU32 u32;
-    AtomicU64 u64;
-    AtomicUsize usize;
-}
-
-/// shuttle's type of the same name.
-#[derive(Debug)]
-pub struct AtomicPtr<T>(inner::AtomicPtr<T>);
-
-impl<T> AtomicPtr<T> {
-    /// Creates the atomic.
-    pub const fn new(value: *mut T) -> Self {
-        Self(inner::AtomicPtr::new(value))
+    AtomicBool of bool {
+        fetch_or(value: bool, order: Ordering) -> bool;
     }
-
-    /// Loads the value.
-    #[track_caller]
-    pub fn load(&self, order: Ordering) -> *mut T {
-        announce(self, false, false);
-        self.0.load(order)
+    AtomicU8 of u8 {
+        fetch_or(value: u8, order: Ordering) -> u8;
+        fetch_and(value: u8, order: Ordering) -> u8;
+        fetch_max(value: u8, order: Ordering) -> u8;
     }
-}
-
-impl<T> Default for AtomicPtr<T> {
-    fn default() -> Self {
-        Self::new(std::ptr::null_mut())
+    AtomicU32 of u32 {
+        fetch_add(value: u32, order: Ordering) -> u32;
+        fetch_sub(value: u32, order: Ordering) -> u32;
+        fetch_or(value: u32, order: Ordering) -> u32;
     }
-}
-
-/// Gives access to all other methods, each of which may change the value.
-impl<T> Deref for AtomicPtr<T> {
-    type Target = inner::AtomicPtr<T>;
-    fn deref(&self) -> &Self::Target {
-        announce(self, true, false);
-        &self.0
+    AtomicU64 of u64 {
+        fetch_add(value: u64, order: Ordering) -> u64;
+        fetch_sub(value: u64, order: Ordering) -> u64;
+        fetch_or(value: u64, order: Ordering) -> u64;
+        fetch_and(value: u64, order: Ordering) -> u64;
     }
-}
-
-/// Gives access without a switch point.
-impl<T> DerefMut for AtomicPtr<T> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
+    AtomicUsize of usize {
+        fetch_add(value: usize, order: Ordering) -> usize;
+        fetch_sub(value: usize, order: Ordering) -> usize;
+        fetch_or(value: usize, order: Ordering) -> usize;
     }
+    AtomicPtr<T> of *mut T {}
 }

@@ -9,7 +9,8 @@
 //!
 //! | piece | ordinary build | under `raddle_loom` | under `raddle_shuttle` |
 //! |---|---|---|---|
-//! | atomics, fences, mutexes, parking | `std` | loom | shuttle |
+//! | atomics | `std` | loom | `std`'s, which announce each access (`announced`) |
+//! | fences, mutexes, parking | `std` | loom | shuttle |
 //! | cells, `OnceLock` | `std` | loom | `std` |
 //! | the threads of an engine | `std` | `std` | shuttle |
 //! | [`epoch`](crate::memory::epoch) | crossbeam-epoch | crossbeam-epoch on loom's atomics, or its contract alone (`epoch::Flavour`) | its contract |
@@ -26,7 +27,7 @@
 //!
 //! shuttle treats every access as `SeqCst`, so it says nothing about orderings. It tries random schedules of models too
 //! large for loom, up to whole engines; of the models for loom that have two threads, it tries all schedules that can
-//! differ, as far as they are not too many. For this, its atomics announce each access (`announced`).
+//! differ, as far as they are not too many. For this, the atomics announce each access.
 //!
 //! # Under `ThreadSanitizer`
 //!
