@@ -729,6 +729,26 @@ fn operators_have_the_same_three_ways_to_push() {
     });
 }
 
+/// The room was that of the description, not of later pushes.
+#[test]
+fn an_operator_described_while_there_was_room_is_held_back() {
+    on_limited(&THREADED, 1, 1, |engine| {
+        let operator = engine.op("operator").if_room().unwrap().operator((), |()| {}).unwrap();
+        let gate = occupy(&engine, 1);
+        let pushed = Gate::new();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                operator.push().unwrap();
+                pushed.open();
+            });
+            assert!(!pushed.pass_within(MOMENT / 5), "the operator was not held back");
+            gate.open();
+            pushed.pass();
+        });
+        engine.wait_for_all().unwrap();
+    });
+}
+
 #[test]
 fn an_admitted_push_proceeds_even_if_the_engine_is_full_again() {
     on_limited(&THREADED, 1, 2, |engine| {
@@ -774,6 +794,22 @@ fn when_room_resolves_at_the_first_room() {
         assert!(matches!(room.poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(_))));
         done.complete();
         engine.wait_for_all().unwrap();
+    });
+}
+
+/// One operation ends both what the one future waits for and what the other does.
+#[test]
+fn a_future_that_waits_for_room_and_one_that_waits_for_all_are_woken_together() {
+    on_limited(&KINDS, 1, 1, |engine| {
+        let done = open_ended(&engine);
+        thread::scope(|scope| {
+            let all = scope.spawn(|| block_on_within(engine.wait_for_all_async(), PATIENCE));
+            let room = scope.spawn(|| block_on_within(engine.op("waits").when_room(), PATIENCE).map(drop));
+            thread::sleep(MOMENT);
+            done.complete();
+            assert!(all.join().unwrap().is_ok(), "the wait for all was not woken");
+            assert!(room.join().unwrap().is_ok(), "the wait for room was not woken");
+        });
     });
 }
 
@@ -1038,6 +1074,27 @@ fn groups_have_limits_of_their_own() {
             block_on(group.op("waits").when_room()).unwrap().push((), |()| {}).unwrap();
             group.wait().unwrap();
             engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+/// Once its push is over, the thread no longer counts as one that pushes, so nothing is running.
+#[test]
+fn an_operator_of_a_full_group_passes_if_everything_waits_for_a_completion() {
+    for kind in KINDS {
+        watched(move || {
+            let engine = common::engine(kind, 1);
+            let group = engine.group().max_pending(1);
+            let (sender, receiver) = mpsc::channel();
+            let start = move |(), done| sender.send(done).unwrap();
+            let operator = group.op("open-ended").operator_async((), start).unwrap();
+            for _ in 0..3 {
+                operator.push().unwrap();
+            }
+            for _ in 0..3 {
+                receiver.recv_timeout(PATIENCE).expect("the operation should start").complete();
+            }
+            group.wait().unwrap();
         });
     }
 }

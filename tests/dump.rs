@@ -69,6 +69,23 @@ fn what_is_pending_and_what_it_waits_for_is_listed() {
     });
 }
 
+#[test]
+fn what_waits_for_readers_does_not_hold_the_variable() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (sender, receiver) = mpsc::channel::<()>();
+        let x = engine.var(0);
+        engine.op("read").push(x.read(), move |_| _ = receiver.recv()).unwrap();
+        engine.op("also reads").push(x.read(), |_| {}).unwrap();
+        engine.op("write").push(x.write(), |_| {}).unwrap();
+        let dump = engine.dump();
+        let waits = |name: &str| find(&dump, name).accesses[0].waits;
+        assert_eq!(["read", "also reads", "write"].map(waits), [false, false, true], "{dump}");
+        assert_eq!(find(&dump, "write").state, OpState::Waiting, "{dump}");
+        drop(sender);
+        engine.wait_for_all().unwrap();
+    });
+}
+
 /// Returns the values, in order, of a field whose values contain neither commas nor braces.
 fn field<'j>(json: &'j str, name: &str) -> Vec<&'j str> {
     let key = format!("\"{name}\":");

@@ -84,6 +84,30 @@ fn after_a_wait_no_more_functions_compute_than_there_are_workers() {
     }
 }
 
+/// A function that continues in place of an idle worker and then blocks delays operations only for a while. If the worker
+/// is not yet idle when the wait ends, the function receives the worker and blocks it too, so there are several attempts.
+#[test]
+fn an_idle_worker_ends_its_stay_if_the_function_in_its_place_blocks() {
+    on_kinds(&THREADED, 1, |engine| {
+        let attempt = || {
+            let (go, gone) = mpsc::channel();
+            let inside = engine.downgrade();
+            let f = move |()| {
+                blocking(|| gone.recv()).unwrap();
+                let (sender, receiver) = mpsc::channel();
+                inside.op("sends").push((), move |()| _ = sender.send(())).unwrap();
+                receiver.recv_timeout(Duration::from_secs(1)).is_ok()
+            };
+            let outer = engine.op("outer").submit((), f).unwrap();
+            // The worker becomes idle in the meantime.
+            thread::sleep(MOMENT);
+            go.send(()).unwrap();
+            outer.wait().unwrap()
+        };
+        assert!((0..5).any(|_| attempt()), "the worker stays idle");
+    });
+}
+
 /// When the wait ends, the worker is idle. It stays idle, whatever becomes ready, until the function returns or waits
 /// again.
 #[test]

@@ -103,6 +103,22 @@ fn an_operation_depends_on_those_that_it_waited_for() {
     });
 }
 
+#[test]
+fn an_operation_depends_on_none_of_an_earlier_trace() {
+    recorded(&KINDS, |engine, recorder| {
+        let x = engine.var(0);
+        engine.op("earlier").push(x.write(), |x| *x += 1).unwrap();
+        engine.wait_for_all().unwrap();
+        assert_eq!(named(&recorder.take(), "earlier").depends_on, []);
+        engine.op("first").push(x.write(), |x| *x += 1).unwrap();
+        engine.op("second").push(x.read(), |_| {}).unwrap();
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        assert_eq!(named(&trace, "first").depends_on, [], "the operation before is in an earlier trace");
+        assert_eq!(named(&trace, "second").depends_on, [named(&trace, "first").id]);
+    });
+}
+
 /// An engine without workers runs the readers in push order.
 #[test]
 fn of_many_readers_in_a_row_the_last_ones_are_listed() {

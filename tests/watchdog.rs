@@ -120,6 +120,25 @@ fn a_stalled_engine_is_reported_and_reported_again_after_progress() {
 }
 
 #[test]
+fn pushes_are_no_progress_of_a_stalled_engine() {
+    each(&KINDS, &Watchdog::new().stalled(LIMIT), |engine, reports| {
+        let x = engine.token();
+        let (sender, receiver) = mpsc::channel();
+        engine.op("stuck").writes([&x]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+        let completion = receiver.recv().unwrap();
+        let report = loop {
+            engine.op("behind").writes([&x]).push((), |()| {}).unwrap();
+            if let Ok(report) = reports.recv_timeout(LIMIT / 8) {
+                break report;
+            }
+        };
+        assert!(matches!(report.problem, Problem::Stalled { .. }), "{report}");
+        completion.complete();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
 fn a_cycle_of_waits_is_reported() {
     each(&THREADED, &Watchdog::new().stalled(Duration::from_millis(200)), |engine, reports| {
         let (x, y) = (engine.var(0), engine.var(0));
@@ -265,6 +284,18 @@ fn a_budget_applies_to_operations_with_its_name() {
         drop((sender, other_sender));
         engine.wait_for_all().unwrap();
         assert!(reports.try_recv().is_err());
+    });
+}
+
+/// The engine is observed often enough for the budget, which is far shorter than the limit for all operations.
+#[test]
+fn a_budget_far_below_the_other_limits_is_kept() {
+    let watchdog = Watchdog::new().running(1000 * LIMIT).budget("tight", LIMIT);
+    each(&THREADED, &watchdog, |engine, reports| {
+        engine.op("tight").push((), |()| thread::sleep(15 * LIMIT)).unwrap();
+        engine.wait_for_all().unwrap();
+        let report = reports.try_recv().expect("the operation should have been reported");
+        assert!(matches!(report.problem, Problem::Running { .. }), "{report}");
     });
 }
 

@@ -684,6 +684,25 @@ impl Example {
     }
 }
 
+#[test]
+fn an_operation_is_pushed_behind_an_appended_list() {
+    let ops = [(); 4].map(|()| operation(&[]));
+    let (mut list, mut other) = (ReadyList::default(), ReadyList::default());
+    list.push(ops[0].owned());
+    other.push(ops[1].owned());
+    other.push(ops[2].owned());
+    list.append(&mut other);
+    assert!(other.is_empty());
+    list.append(&mut other);
+    list.push(ops[3].owned());
+    for expected in ops {
+        let op = list.pop().expect("the operation is lost");
+        assert_eq!(op.as_ptr(), expected.as_ptr());
+        drop(complete(op, &mut other));
+    }
+    assert!(list.is_empty() && other.is_empty());
+}
+
 /// Completes the access of `op` at `index`; returns whether it is spent and what became ready.
 fn completed_access(op: Known, index: usize) -> (Spent, Vec<*mut Op<Task>>) {
     let mut list = ReadyList::default();

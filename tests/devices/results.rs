@@ -207,6 +207,20 @@ fn a_kernel_cannot_use_memory_of_another_gpu() {
 }
 
 #[test]
+fn an_empty_vector_is_in_the_memory_of_every_gpu() {
+    for kind in KINDS {
+        watched(move || {
+            let engine = builder(kind).gpu(SimulatedGpu::default()).gpu(SimulatedGpu::default()).build().unwrap();
+            for device in [GPU, OTHER] {
+                let empty: Var<DeviceVec<u64>> = engine.device_var(device, 0).unwrap();
+                kernel(&engine, "empty", &empty, |values| assert!(values.is_empty()));
+                engine.wait_for_var(&empty).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
 fn copies_work_in_both_directions_on_any_lane() {
     for kind in KINDS {
         watched(move || {

@@ -707,6 +707,21 @@ fn a_deletion_that_panics_is_reported() {
 }
 
 #[test]
+fn both_panics_of_a_deletion_are_reported() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(common::PanicsOnDrop("in the drop"));
+        engine.delete_variable(&value, |_| panic!("in the function")).unwrap();
+        let mut texts = Vec::new();
+        for result in [engine.wait_for_var(&value), engine.wait_for_all(), engine.wait_for_all()] {
+            texts.extend(result.err().map(|error| error.to_string()));
+        }
+        for panic in ["in the drop", "in the function"] {
+            assert!(texts.iter().any(|text| text.contains(panic)), "the panic {panic} is lost: {texts:?}");
+        }
+    });
+}
+
+#[test]
 fn a_panic_in_the_drop_of_a_value_is_reported() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(common::PanicsOnDrop("in the drop"));
