@@ -23,7 +23,7 @@ use std::{
 
 use common::{
     Drops, Gate, KINDS, MOMENT, NotInTime, PATIENCE, SOON, THREADED, block_on, block_on_within, child_succeeds,
-    eventually, hold, lock, occupy, program::fewer, resident_bytes, watched, watched_for,
+    eventually, hold, lock, occupy, on_kinds, program::fewer, resident_bytes, watched, watched_for,
 };
 use raddle::{
     Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, SimulatedGpu, Var, cx,
@@ -1055,152 +1055,134 @@ fn destructors_of_thread_locals_push() {
 
 #[test]
 fn groups_have_limits_of_their_own() {
-    for kind in KINDS {
-        watched(move || {
-            let engine = common::engine(kind, 1);
-            let group = engine.group().max_pending(3);
-            let token = engine.token();
-            let gate = hold(&engine, &token);
-            for _ in 0..3 {
-                group.op("member").writes([&token]).if_room().unwrap().push((), |()| {}).unwrap();
-            }
-            assert!(is_full(group.op("late").if_room()));
-            engine.op("other").if_room().expect("the engine should have no limit").push((), |()| {}).unwrap();
-            // No operation is running, so the push is not held back.
-            group.op("passes").writes([&token]).push((), |()| {}).unwrap();
-            assert_eq!(group.pending(), 4);
-            assert!(matches!(block_on_within(group.op("waits").when_room(), MOMENT), Err(NotInTime)));
-            gate.open();
-            block_on(group.op("waits").when_room()).unwrap().push((), |()| {}).unwrap();
-            group.wait().unwrap();
-            engine.wait_for_all().unwrap();
-        });
-    }
+    on_kinds(&KINDS, 1, |engine| {
+        let group = engine.group().max_pending(3);
+        let token = engine.token();
+        let gate = hold(&engine, &token);
+        for _ in 0..3 {
+            group.op("member").writes([&token]).if_room().unwrap().push((), |()| {}).unwrap();
+        }
+        assert!(is_full(group.op("late").if_room()));
+        engine.op("other").if_room().expect("the engine should have no limit").push((), |()| {}).unwrap();
+        // No operation is running, so the push is not held back.
+        group.op("passes").writes([&token]).push((), |()| {}).unwrap();
+        assert_eq!(group.pending(), 4);
+        assert!(matches!(block_on_within(group.op("waits").when_room(), MOMENT), Err(NotInTime)));
+        gate.open();
+        block_on(group.op("waits").when_room()).unwrap().push((), |()| {}).unwrap();
+        group.wait().unwrap();
+        engine.wait_for_all().unwrap();
+    });
 }
 
 /// Once its push is over, the thread no longer counts as one that pushes, so nothing is running.
 #[test]
 fn an_operator_of_a_full_group_passes_if_everything_waits_for_a_completion() {
-    for kind in KINDS {
-        watched(move || {
-            let engine = common::engine(kind, 1);
-            let group = engine.group().max_pending(1);
-            let (sender, receiver) = mpsc::channel();
-            let start = move |(), done| sender.send(done).unwrap();
-            let operator = group.op("open-ended").operator_async((), start).unwrap();
-            for _ in 0..3 {
-                operator.push().unwrap();
-            }
-            for _ in 0..3 {
-                receiver.recv_timeout(PATIENCE).expect("the operation should start").complete();
-            }
-            group.wait().unwrap();
-        });
-    }
+    on_kinds(&KINDS, 1, |engine| {
+        let group = engine.group().max_pending(1);
+        let (sender, receiver) = mpsc::channel();
+        let start = move |(), done| sender.send(done).unwrap();
+        let operator = group.op("open-ended").operator_async((), start).unwrap();
+        for _ in 0..3 {
+            operator.push().unwrap();
+        }
+        for _ in 0..3 {
+            receiver.recv_timeout(PATIENCE).expect("the operation should start").complete();
+        }
+        group.wait().unwrap();
+    });
 }
 
 #[test]
 fn a_producer_keeps_to_the_limit_of_its_group() {
-    for kind in THREADED {
-        watched(move || {
-            let engine = common::engine(kind, 1);
-            let group = engine.group().max_pending(5);
-            let value = engine.var(0);
-            let mut most = 0;
-            for _ in 0..fewer(3_000) {
-                group.op("add").push(value.write(), |value| *value += 1).unwrap();
-                most = most.max(group.pending());
-            }
-            assert!(most <= 5, "{most} were pending");
-            assert_eq!(engine.get(&value).unwrap(), fewer(3_000));
-        });
-    }
+    on_kinds(&THREADED, 1, |engine| {
+        let group = engine.group().max_pending(5);
+        let value = engine.var(0);
+        let mut most = 0;
+        for _ in 0..fewer(3_000) {
+            group.op("add").push(value.write(), |value| *value += 1).unwrap();
+            most = most.max(group.pending());
+        }
+        assert!(most <= 5, "{most} were pending");
+        assert_eq!(engine.get(&value).unwrap(), fewer(3_000));
+    });
 }
 
 #[test]
 fn operations_of_a_group_inside_a_full_one_are_held_back() {
-    for kind in KINDS {
-        watched(move || {
-            let engine = limited(kind, 1, 100);
-            let outer = engine.group().max_pending(2);
-            let inner = outer.group().max_pending(50);
-            let innermost = inner.group();
-            let token = engine.token();
-            let gate = hold(&engine, &token);
-            let tick = innermost.op("tick").writes([&token]).operator((), |()| {}).unwrap();
-            tick.if_room().unwrap().push().unwrap();
-            outer.op("n").writes([&token]).if_room().unwrap().push((), |()| {}).unwrap();
-            assert!(is_full(tick.if_room()) && is_full(inner.op("n").if_room()) && is_full(outer.op("n").if_room()));
-            let mut room = pin!(tick.when_room());
-            assert!(matches!(block_on_within(room.as_mut(), MOMENT), Err(NotInTime)));
-            gate.open();
-            block_on(room).unwrap().push().unwrap();
-            outer.wait().unwrap();
-        });
-    }
+    on_limited(&KINDS, 1, 100, |engine| {
+        let outer = engine.group().max_pending(2);
+        let inner = outer.group().max_pending(50);
+        let innermost = inner.group();
+        let token = engine.token();
+        let gate = hold(&engine, &token);
+        let tick = innermost.op("tick").writes([&token]).operator((), |()| {}).unwrap();
+        tick.if_room().unwrap().push().unwrap();
+        outer.op("n").writes([&token]).if_room().unwrap().push((), |()| {}).unwrap();
+        assert!(is_full(tick.if_room()) && is_full(inner.op("n").if_room()) && is_full(outer.op("n").if_room()));
+        let mut room = pin!(tick.when_room());
+        assert!(matches!(block_on_within(room.as_mut(), MOMENT), Err(NotInTime)));
+        gate.open();
+        block_on(room).unwrap().push().unwrap();
+        outer.wait().unwrap();
+    });
 }
 
 #[test]
 fn a_limit_that_is_raised_makes_room() {
-    for kind in KINDS {
-        watched(move || {
-            let engine = common::engine(kind, 1);
-            let group = engine.group().max_pending(1);
-            let token = engine.token();
-            let gate = hold(&engine, &token);
-            group.op("n").writes([&token]).push((), |()| {}).unwrap();
-            let mut rooms: Vec<_> = (0..2).map(|_| Box::pin(group.op("n").writes([&token]).when_room())).collect();
-            for room in &mut rooms {
-                assert!(matches!(block_on_within(room, MOMENT / 10), Err(NotInTime)));
-            }
-            let group = group.clone().max_pending(3);
-            for room in rooms {
-                block_on(room).unwrap().push((), |()| {}).unwrap();
-            }
-            assert!(is_full(group.op("n").if_room()));
-            gate.open();
-            group.wait().unwrap();
-        });
-    }
+    on_kinds(&KINDS, 1, |engine| {
+        let group = engine.group().max_pending(1);
+        let token = engine.token();
+        let gate = hold(&engine, &token);
+        group.op("n").writes([&token]).push((), |()| {}).unwrap();
+        let mut rooms: Vec<_> = (0..2).map(|_| Box::pin(group.op("n").writes([&token]).when_room())).collect();
+        for room in &mut rooms {
+            assert!(matches!(block_on_within(room, MOMENT / 10), Err(NotInTime)));
+        }
+        let group = group.clone().max_pending(3);
+        for room in rooms {
+            block_on(room).unwrap().push((), |()| {}).unwrap();
+        }
+        assert!(is_full(group.op("n").if_room()));
+        gate.open();
+        group.wait().unwrap();
+    });
 }
 
 #[test]
 fn a_limit_that_is_raised_wakes_one_future_after_another() {
-    for kind in KINDS {
-        watched(move || {
-            let engine = common::engine(kind, 1);
-            let group = engine.group().max_pending(1);
-            let inside = group.group();
-            let done = open_ended_in(&group);
-            let wakes: Vec<_> = (0..3).map(|_| Arc::new(CountWakes::default())).collect();
-            // The last future waits for the limit around its group.
-            let mut rooms = [&group, &group, &inside].map(|group| Box::pin(group.op("n").when_room()));
-            let mut is_admitted = |n: usize| {
-                let waker = Waker::from(Arc::clone(&wakes[n]));
-                rooms[n].as_mut().poll(&mut Context::from_waker(&waker)).is_ready()
-            };
-            let counts = || wakes.iter().map(|wakes| wakes.count()).collect::<Vec<_>>();
-            assert!((0..3).all(|n| !is_admitted(n)));
-            let _ = group.clone().max_pending(1);
-            assert_eq!(counts(), [0, 0, 0], "a future was woken without room");
-            let _ = group.clone().max_pending(2);
-            eventually("the first future is woken", || wakes[0].count() == 1);
-            assert_eq!(counts(), [1, 0, 0], "room for one woke several futures");
-            assert!(is_admitted(0));
-            eventually("the second future is woken", || wakes[1].count() == 1);
-            // The second future finds the limit lowered again, and keeps its place.
-            let _ = group.clone().max_pending(1);
-            assert!(!is_admitted(1));
-            let _ = group.clone().max_pending(100);
-            eventually("the second future is woken again", || wakes[1].count() == 2);
-            assert_eq!(counts(), [1, 2, 0], "two futures were woken at once");
-            assert!(is_admitted(1));
-            eventually("the third future is woken", || wakes[2].count() == 1);
-            assert!(is_admitted(2));
-            done.complete();
-            group.wait().unwrap();
-        });
-    }
+    on_kinds(&KINDS, 1, |engine| {
+        let group = engine.group().max_pending(1);
+        let inside = group.group();
+        let done = open_ended_in(&group);
+        let wakes: Vec<_> = (0..3).map(|_| Arc::new(CountWakes::default())).collect();
+        // The last future waits for the limit around its group.
+        let mut rooms = [&group, &group, &inside].map(|group| Box::pin(group.op("n").when_room()));
+        let mut is_admitted = |n: usize| {
+            let waker = Waker::from(Arc::clone(&wakes[n]));
+            rooms[n].as_mut().poll(&mut Context::from_waker(&waker)).is_ready()
+        };
+        let counts = || wakes.iter().map(|wakes| wakes.count()).collect::<Vec<_>>();
+        assert!((0..3).all(|n| !is_admitted(n)));
+        let _ = group.clone().max_pending(1);
+        assert_eq!(counts(), [0, 0, 0], "a future was woken without room");
+        let _ = group.clone().max_pending(2);
+        eventually("the first future is woken", || wakes[0].count() == 1);
+        assert_eq!(counts(), [1, 0, 0], "room for one woke several futures");
+        assert!(is_admitted(0));
+        eventually("the second future is woken", || wakes[1].count() == 1);
+        // The second future finds the limit lowered again, and keeps its place.
+        let _ = group.clone().max_pending(1);
+        assert!(!is_admitted(1));
+        let _ = group.clone().max_pending(100);
+        eventually("the second future is woken again", || wakes[1].count() == 2);
+        assert_eq!(counts(), [1, 2, 0], "two futures were woken at once");
+        assert!(is_admitted(1));
+        eventually("the third future is woken", || wakes[2].count() == 1);
+        assert!(is_admitted(2));
+        done.complete();
+        group.wait().unwrap();
+    });
 }
 
 #[test]
