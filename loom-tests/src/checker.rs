@@ -68,44 +68,29 @@ pub mod sync {
 /// Cells.
 #[cfg(raddle_shuttle)]
 pub mod cell {
-    use std::sync::atomic::Ordering::Relaxed;
-
     use raddle::internals::announced::announce;
-    use shuttle::sync::atomic::AtomicBool;
 
     /// A cell. The exhaustive scheduler fails the model if two threads can access it at the same time, at least one of
     /// them for writing.
-    #[derive(Debug)]
-    pub struct UnsafeCell<T> {
-        /// Its only purpose is the switch point before each access to it.
-        switch: AtomicBool,
-        value: std::cell::UnsafeCell<T>,
-    }
+    #[derive(Debug, Default)]
+    pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
     impl<T> UnsafeCell<T> {
         /// Creates a cell.
         pub const fn new(value: T) -> Self {
-            Self { switch: AtomicBool::new(false), value: std::cell::UnsafeCell::new(value) }
+            Self(std::cell::UnsafeCell::new(value))
         }
 
         /// Calls `f` with a pointer for shared access.
         pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
             announce(self, false, true);
-            self.switch.load(Relaxed);
-            f(self.value.get())
+            f(self.0.get())
         }
 
         /// Calls `f` with a pointer for exclusive access.
         pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
             announce(self, true, true);
-            self.switch.load(Relaxed);
-            f(self.value.get())
-        }
-    }
-
-    impl<T: Default> Default for UnsafeCell<T> {
-        fn default() -> Self {
-            Self::new(T::default())
+            f(self.0.get())
         }
     }
 }

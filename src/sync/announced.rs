@@ -33,9 +33,12 @@ std::thread_local! {
     static POINT: shuttle::sync::atomic::AtomicBool = const { shuttle::sync::atomic::AtomicBool::new(false) };
 }
 
-/// Announces what the calling thread of a model does after its next switch point.
-pub fn announce<T: ?Sized>(object: *const T, writes: bool, is_cell: bool) {
+/// Announces what the calling thread of a model is about to do, and lets shuttle switch threads before it.
+#[track_caller]
+pub fn announce<T>(object: *const T, writes: bool, is_cell: bool) {
     NEXT.set(Some(Announced { address: object.addr(), writes, is_cell }));
+    // Relaxed: only the switch matters.
+    POINT.with(|point| point.load(Ordering::Relaxed));
 }
 
 /// Returns what was last announced since the last call.
@@ -54,16 +57,12 @@ pub fn take_granted() -> u32 {
     GRANTED.take()
 }
 
-/// Lets shuttle switch threads before an access, unless the access is granted.
+/// [Announces](announce) an access to an atomic, unless the access is granted.
 #[track_caller]
-fn switch<T>(object: *const T, writes: bool) {
-    let granted = GRANTED.get();
-    if granted > 0 {
-        GRANTED.set(granted - 1);
-    } else {
-        announce(object, writes, false);
-        // Relaxed: only the switch matters.
-        POINT.with(|point| point.load(Ordering::Relaxed));
+fn announce_access<T>(atomic: *const T, writes: bool) {
+    match GRANTED.get().checked_sub(1) {
+        Some(left) => GRANTED.set(left),
+        None => announce(atomic, writes, false),
     }
 }
 
@@ -73,7 +72,7 @@ macro_rules! methods {
         #[allow(clippy::missing_errors_doc)]
         #[track_caller]
         pub fn $name(&self, $($argument: $type),*) -> $result {
-            switch(self, true);
+            announce_access(self, true);
             self.0.$name($($argument),*)
         }
     )+};
@@ -94,7 +93,7 @@ macro_rules! announced {
             /// Loads the value.
             #[track_caller]
             pub fn load(&self, order: Ordering) -> $value {
-                switch(self, false);
+                announce_access(self, false);
                 self.0.load(order)
             }
 
