@@ -22,8 +22,8 @@ use crossbeam_epoch as epoch;
 
 use common::shapes::*;
 use common::{
-    AWHILE, Drops, Gate, KINDS, Meeting, PATIENCE, SOON, THREADED, at_the_first_deferred_push, block_on,
-    child_succeeds, engine, eventually, hold, is_child, lock, on_kinds, program::fewer, watched, watched_for,
+    AWHILE, DeferredPanics, Drops, Gate, KINDS, Meeting, PATIENCE, SOON, THREADED, at_the_first_deferred_push,
+    block_on, child_succeeds, engine, eventually, hold, is_child, lock, on_kinds, program::fewer, watched, watched_for,
 };
 use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Token, WaitError};
 
@@ -861,18 +861,13 @@ fn in_a_child_deferred_functions_panic_while_an_operation_pushes() {
     }
     let check = |engine: Engine| {
         let ran = Arc::new(AtomicUsize::new(0));
-        let (inside, ran_inside) = (engine.clone(), Arc::clone(&ran));
+        let (inside, ran_inside, panics) = (engine.clone(), Arc::clone(&ran), DeferredPanics::default());
+        let functions: Vec<_> = (0..200).map(|_| panics.function()).collect();
         let pushes = move |_: &OpContext<'_>| {
             // These functions are deferred during one pin, while none of them can run. Later pins on any thread run
             // them.
             let guard = epoch::pin();
-            for _ in 0..200 {
-                guard.defer(|| {
-                    if thread::current().name().is_some_and(|name| name.starts_with("raddle-")) {
-                        panic!("deferred by another crate");
-                    }
-                });
-            }
+            functions.into_iter().for_each(|function| guard.defer(function));
             drop(guard);
             for _ in 0..PUSHES {
                 let ran = Arc::clone(&ran_inside);
@@ -903,19 +898,13 @@ fn in_a_child_deferred_functions_panic() {
         return;
     }
     on_kinds(&THREADED, 2, |engine| {
-        let (on_workers, ran) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (panics, ran) = (DeferredPanics::default(), Arc::new(AtomicUsize::new(0)));
         let mut pushed = 0;
         let end = Instant::now() + Duration::from_secs(20);
-        while on_workers.load(SeqCst) < PANICS && Instant::now() < end {
-            let on_workers = Arc::clone(&on_workers);
+        while panics.count() < PANICS && Instant::now() < end {
             // The function may run on any thread that pins but panics only on a worker, so the loop defers many such
             // functions.
-            epoch::pin().defer(move || {
-                if thread::current().name().is_some_and(|name| name.starts_with("raddle-")) {
-                    on_workers.fetch_add(1, SeqCst);
-                    panic!("deferred by another crate");
-                }
-            });
+            epoch::pin().defer(panics.function());
             epoch::pin().flush();
             for _ in 0..400 {
                 let ran = Arc::clone(&ran);
@@ -925,7 +914,7 @@ fn in_a_child_deferred_functions_panic() {
             // The sleep lets workers park occasionally.
             thread::sleep(Duration::from_micros(200));
         }
-        println!("{} panics", on_workers.load(SeqCst));
+        println!("{} panics", panics.count());
         for _ in 0..50 {
             let token = engine.token();
             engine.op("after").writes([&token]).push_sync(|_| {}).expect("the engine should be open");

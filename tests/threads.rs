@@ -14,14 +14,13 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
-    thread,
     time::{Duration, Instant},
 };
 
 use common::shapes::*;
 use common::{
-    AWHILE, Gate, Journal, Meeting, PATIENCE, THREADED, block_on, child_succeeds, eventually, is_child, on_kinds,
-    thread_count, wait_for_thread_count, watched_for,
+    AWHILE, DeferredPanics, Gate, Journal, Meeting, PATIENCE, THREADED, block_on, child_succeeds, eventually, is_child,
+    on_kinds, thread_count, wait_for_thread_count, watched_for,
 };
 use crossbeam_epoch as epoch;
 use logger::log_to;
@@ -33,12 +32,9 @@ use raddle::{Engine, EngineKind, PushError, Shutdown, Token, WaitError};
 /// Until `is_enough` returns true, makes the engine's threads panic outside operations, in functions that another crate
 /// has deferred to crossbeam's collector.
 fn panic_outside(engine: &Engine, is_enough: impl Fn() -> bool) {
+    let panics = DeferredPanics::default();
     eventually("deferred functions of another crate have run on a worker", || {
-        epoch::pin().defer(|| {
-            if thread::current().name().is_some_and(|name| name.starts_with("raddle-")) {
-                resume_unwind(Box::new("deferred by another crate"));
-            }
-        });
+        epoch::pin().defer(panics.function());
         epoch::pin().flush();
         for _ in 0..400 {
             engine.push_sync(|_| {}, [], []).expect("the engine should be open");

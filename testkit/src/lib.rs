@@ -428,6 +428,38 @@ impl Drop for PanicsOnDrop {
 /// The environment variable set in processes started by [`child`].
 pub const CHILD: &str = "RADDLE_TEST_CHILD";
 
+/// Functions for a test to defer in crossbeam's default collector, which panic on the threads of engines.
+///
+/// Once this value has been dropped, the functions do nothing. A thread that ends may run them in the destructor of the
+/// collector's thread-local, where a panic aborts the process.
+#[derive(Default)]
+pub struct DeferredPanics(Arc<(AtomicBool, AtomicUsize)>);
+
+impl DeferredPanics {
+    /// Returns a function that panics once if it runs on a thread of an engine.
+    pub fn function(&self) -> impl FnOnce() + Send + 'static {
+        let shared = Arc::clone(&self.0);
+        move || {
+            let (over, count) = &*shared;
+            if !over.load(SeqCst) && thread::current().name().is_some_and(|name| name.starts_with("raddle-")) {
+                count.fetch_add(1, SeqCst);
+                panic::resume_unwind(Box::new("deferred by another crate"));
+            }
+        }
+    }
+
+    /// Returns the number of panics so far.
+    pub fn count(&self) -> usize {
+        self.0.1.load(SeqCst)
+    }
+}
+
+impl Drop for DeferredPanics {
+    fn drop(&mut self) {
+        self.0.0.store(true, SeqCst);
+    }
+}
+
 /// Returns whether this process was started by [`child`].
 pub fn is_child() -> bool {
     env::var_os(CHILD).is_some()
