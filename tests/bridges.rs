@@ -175,6 +175,11 @@ fn metrics_count_and_time_operations_by_name() {
     engine.op("sleep").push(value.write(), |_| thread::sleep(TIME)).unwrap();
     engine.op("fail").priority(-3).try_push(value.write(), |_| Err("no".into())).unwrap();
     engine.op("skip").push(value.read(), |_| unreachable!("the operation should be skipped")).unwrap();
+    let ends_elsewhere = |(), done: raddle::Completion| {
+        thread::sleep(TIME);
+        thread::spawn(move || done.complete());
+    };
+    engine.op("ask").push_async((), ends_elsewhere).unwrap();
     engine.wait_for_all().unwrap_err();
     drop(engine);
     let numbers: BTreeMap<_, _> =
@@ -183,15 +188,16 @@ fn metrics_count_and_time_operations_by_name() {
     assert_eq!(total("operation=sleep outcome=succeeded"), Some(1), "{numbers:#?}");
     assert_eq!(total("operation=fail outcome=failed"), Some(1), "{numbers:#?}");
     assert_eq!(total("operation=skip outcome=skipped"), Some(1), "{numbers:#?}");
-    assert_eq!(numbers.len(), 4, "{numbers:#?}");
+    assert_eq!(total("operation=ask outcome=succeeded"), Some(1), "{numbers:#?}");
+    assert_eq!(numbers.len(), 5, "{numbers:#?}");
     assert_eq!(f64::from_bits(numbers["raddle_operations_pending "]), 0.0);
     let times = metrics.1.lock().unwrap();
     let of = |name: &str| times[name].0.lock().unwrap().clone();
-    let (ran, waited) = (
-        of("raddle_operation_run_seconds operation=sleep worker=cpu 0"),
-        of("raddle_operation_wait_seconds operation=fail priority=-3"),
-    );
-    assert!(matches!(ran[..], [seconds] if seconds >= TIME.as_secs_f64() && seconds < 60.0), "{ran:?}");
+    for name in ["sleep", "ask"] {
+        let ran = of(&format!("raddle_operation_run_seconds operation={name} worker=cpu 0"));
+        assert!(matches!(ran[..], [seconds] if seconds >= TIME.as_secs_f64() && seconds < 60.0), "{name}: {ran:?}");
+    }
+    let waited = of("raddle_operation_wait_seconds operation=fail priority=-3");
     assert!(matches!(waited[..], [seconds] if seconds >= TIME.as_secs_f64() * 0.9 && seconds < 60.0), "{waited:?}");
     assert!(
         !times.keys().any(|key| key.starts_with("raddle_operation_run_seconds operation=skip")),

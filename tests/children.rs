@@ -1155,6 +1155,31 @@ fn a_child_without_a_priority_has_that_of_its_parent() {
 }
 
 #[test]
+fn a_child_of_an_operator_has_the_priority_of_the_run() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (started, gate) = (Gate::new(), Gate::new());
+        let (at, closed) = (started.clone(), gate.clone());
+        let parent = engine.op("parent").priority(5).with_children().operator(cx(), move |cx| {
+            let (at, closed) = (at.clone(), closed.clone());
+            let running = move |()| {
+                at.open();
+                closed.pass();
+            };
+            cx.child("running").priority(60).push((), running).unwrap();
+            cx.child("like the run").push((), |()| ()).unwrap();
+        });
+        parent.unwrap().push_with_priority(7).unwrap();
+        started.pass();
+        let dump = engine.dump();
+        let priorities: Vec<_> =
+            dump.ops().iter().filter(|op| op.name.as_str() == "like the run").map(|op| op.priority).collect();
+        assert_eq!(priorities, [7], "{dump}");
+        gate.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
 fn an_operation_may_wait_for_a_parent_that_it_pushed_on_a_single_worker() {
     on_kinds(&KINDS, 1, |engine| {
         let inner = engine.downgrade();

@@ -1144,6 +1144,32 @@ fn the_last_of_the_operations_that_wait_for_each_other_is_refused() {
     });
 }
 
+/// Each of the two operations has started. One waits for the other, which waits for a variable that the first reads.
+#[test]
+fn a_wait_for_a_variable_whose_reader_waits_for_the_waiting_operation_is_refused() {
+    on_kinds(&THREADED, 2, |engine| {
+        for pauses in [[0, 30], [30, 0]].map(|pauses| pauses.map(Duration::from_millis)) {
+            let (value, meeting) = (engine.var(0), Meeting::new(2));
+            let (inner, met, awaited) = (engine.downgrade(), meeting.clone(), value.token().clone());
+            let waits = engine.op("waits").submit((), move |()| {
+                met.join();
+                thread::sleep(pauses[0]);
+                inner.wait_for_var(&awaited)
+            });
+            let reader = engine.op("reader").submit(value.read(), move |_| {
+                meeting.join();
+                thread::sleep(pauses[1]);
+                waits.unwrap().wait()
+            });
+            match reader.unwrap().wait().unwrap() {
+                Ok(refused) => assert_would_deadlock(refused),
+                refused => assert_would_deadlock(refused),
+            }
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
 #[test]
 fn a_wait_inside_with_for_an_operation_behind_it_is_refused() {
     on_kinds(&KINDS, 1, |engine| {

@@ -598,7 +598,7 @@ fn the_trace_of_a_random_program_is_in_order() {
 #[test]
 fn statistics_are_grouped_by_name() {
     recorded(&KINDS, |engine, _| {
-        let x = engine.var(0);
+        let (x, y) = (engine.var(0), engine.var(0));
         for number in 0..200 {
             engine.op("quick").push(x.write(), |x| *x += 1).unwrap();
             if number % 20 == 0 {
@@ -606,6 +606,15 @@ fn statistics_are_grouped_by_name() {
             }
         }
         engine.op("fail").try_push((), |()| Err("a part of this test".into())).unwrap();
+        // Only the first of these runs.
+        for number in 0..3 {
+            let sometimes = move |x: &mut i32| {
+                *x += 1;
+                thread::sleep(Duration::from_millis(1));
+                if number == 0 { Err("a part of this test".into()) } else { Ok(()) }
+            };
+            engine.op("sometimes").try_push(y.write(), sometimes).unwrap();
+        }
         let line = line!();
         engine.op("").push((), |()| {}).unwrap();
         for _ in 0..3 {
@@ -617,6 +626,9 @@ fn statistics_are_grouped_by_name() {
         assert_eq!(stats.operations[0].name, "slow", "the longest does not come first");
         let (quick, slow) = (of("quick"), of("slow"));
         assert_eq!((quick.count, slow.count, of("fail").failed), (200, 10, 1));
+        let sometimes = of("sometimes");
+        assert_eq!((sometimes.count, sometimes.failed, sometimes.skipped), (3, 1, 2));
+        assert!(sometimes.ran.min() >= Duration::from_millis(1), "{stats}");
         let pushed_at = |line: u32| {
             let label = format!("{}:{line}", file!());
             stats.operations.iter().find(|op| op.name == label).map_or(0, |op| op.count)
@@ -1062,22 +1074,25 @@ fn a_report_on_many_operations_includes_them_all_in_the_times_of_rows() {
             engine.wait_for_all().unwrap();
         }
         let inner = engine.downgrade();
-        // Runs on the same worker, inside the function that waits.
-        let wait = move |()| inner.op("inner").submit((), |()| thread::sleep(MOMENT)).unwrap().wait().unwrap();
+        // Both run on the same worker, inside the function that waits.
+        let run = move |name| inner.op(name).submit((), |()| thread::sleep(MOMENT)).unwrap().wait().unwrap();
+        let wait = move |()| ["first", "second"].map(&run);
         engine.op("outer").submit((), wait).unwrap().wait().unwrap();
         engine.wait_for_all().unwrap();
         let trace = recorder.take();
         assert_eq!(trace.lost(), 0);
-        let [outer, inner] = ["outer", "inner"].map(|name| named(&trace, name));
-        assert!(
-            outer.runs[0].from <= inner.runs[0].from && inner.runs[0].to <= outer.runs[0].to,
-            "{outer:?} {inner:?}"
-        );
+        let [outer, inner @ ..] = ["outer", "first", "second"].map(|name| named(&trace, name));
+        for inner in inner {
+            assert!(
+                outer.runs[0].from <= inner.runs[0].from && inner.runs[0].to <= outer.runs[0].to,
+                "{outer:?} {inner:?}"
+            );
+        }
         let mut page = Vec::new();
         trace.write_report("many", &mut page).unwrap();
         let page = String::from_utf8(page).unwrap();
-        assert!(page.contains(r#""undrawn":10002,"#) && page.contains(r#""tracks":["cpu 0"],"#));
-        let ops = trace.ops().iter().filter(|op| !op.internal && op.id != inner.id);
+        assert!(page.contains(r#""undrawn":10003,"#) && page.contains(r#""tracks":["cpu 0"],"#));
+        let ops = trace.ops().iter().filter(|op| !op.internal && inner.iter().all(|inner| op.id != inner.id));
         let busy = ops.map(|op| op.ran().as_nanos()).sum::<u128>();
         assert!(page.contains(&format!(r#""busy":[{busy}],"#)), "{busy} ns");
     });

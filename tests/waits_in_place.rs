@@ -15,8 +15,8 @@ use std::{
 };
 
 use common::{
-    Drops, KINDS, PATIENCE, THREADED, child_succeeds, engine, failure, hold, lock, on_kinds, thread_count,
-    wait_for_thread_count, watched_for,
+    Drops, Gate, KINDS, MOMENT, PATIENCE, THREADED, child_succeeds, engine, failure, hold, lock, on_kinds,
+    thread_count, wait_for_thread_count, watched_for,
 };
 use raddle::{
     BoxError, Cause, Engine, EngineKind, Group, OpHandle, Property, PushError, Shutdown, Var, WaitError, blocking, cx,
@@ -297,6 +297,22 @@ fn a_wait_with_a_time_limit_hands_the_worker_over() {
             Ok(inner.wait_timeout(PATIENCE)? == thread::current().id())
         });
         assert!(!same.unwrap().wait().unwrap());
+    });
+}
+
+#[test]
+fn a_wait_for_a_group_with_a_time_limit_hands_the_worker_over() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (group, gate) = (engine.group(), Gate::new());
+        let outer = engine.op("outer").submit((), move |()| {
+            let passed = gate.clone();
+            // On the waiter's stack, this member would keep the wait from returning.
+            group.op("member").push((), move |()| passed.pass()).unwrap();
+            let timed_out = group.wait_timeout(MOMENT);
+            gate.open();
+            timed_out
+        });
+        assert_eq!(outer.unwrap().wait().unwrap().unwrap_err().to_string(), WaitError::TimedOut.to_string());
     });
 }
 

@@ -115,3 +115,19 @@ impl Format for Chrome {
         writeln!(out, "\n]")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::Micros;
+
+    #[test]
+    fn times_are_in_microseconds_with_three_decimals() {
+        for (nanos, shown) in
+            [(0, "0.000"), (7, "0.007"), (1_005, "1.005"), (30_000, "30.000"), (1_234_567, "1234.567")]
+        {
+            assert_eq!(Micros(Duration::from_nanos(nanos)).to_string(), shown);
+        }
+    }
+}

@@ -220,23 +220,58 @@ fn urgent_chains_take_equal_runs_while_less_urgent_operations_wait() {
     endless.end();
 }
 
+/// The rest of the run that an earlier urgent operation left does not lengthen a later run.
+#[test]
+fn an_equal_of_an_urgent_chain_waits_for_at_most_a_run_after_earlier_urgent_operations() {
+    let (lane, workers) = lane(1, IdlePolicy::Park);
+    let (ops, urgent) = (Ready::new(1, DEFAULT_BAND), Ready::new(3, HIGH));
+    let worker = &workers[0];
+    let run_others = |count: usize| {
+        for _ in 0..count {
+            assert_eq!(find_ptr(worker), Some(ops[0].as_ptr()));
+            worker.push_next(ops[0].right());
+        }
+    };
+    for before in 0..=RUN {
+        for between in [0, 1, RUN - 1, RUN, RUN + 1, 3 * RUN] {
+            worker.push_next(ops[0].right());
+            run_others(before);
+            lane.injector().push(urgent[0].right());
+            assert_eq!(find_ptr(worker), Some(urgent[0].as_ptr()));
+            run_others(between);
+            // The chain's first operation becomes ready at the end of an ordinary operation.
+            assert_eq!(find_ptr(worker), Some(ops[0].as_ptr()));
+            worker.push_next(urgent[1].right());
+            lane.injector().push(urgent[2].right());
+            let mut others = 0;
+            while find_ptr(worker) == Some(urgent[1].as_ptr()) {
+                worker.push_next(urgent[1].right());
+                others += 1;
+            }
+            assert!(others <= RUN + 1, "{before} operations before, {between} between: {others}");
+            while worker.find().is_some() {}
+        }
+    }
+}
+
 /// The other workers do not return to their deques, and no worker is idle.
 #[test]
 fn operations_in_a_deque_are_taken_by_visiting_workers() {
-    const WORKERS: usize = 4;
-    const WITHIN: usize = (WORKERS - 1) * (ROUNDS_PER_VISIT as usize) * (RUN + 2);
-    for own in 0..WORKERS {
+    // The visits must not depend on whether the number of other workers divides that of rounds between visits.
+    let cases = [2, 3, 4, 5, 9].into_iter().flat_map(|count| (0..count).map(move |own| (count, own)));
+    for (count, own) in cases {
+        let within = (count - 1) * (ROUNDS_PER_VISIT as usize) * (RUN + 2);
         for chain in CHAINS {
-            let (_, workers) = lane(WORKERS, IdlePolicy::Park);
-            let (ops, waits) = (Ready::new(2, DEFAULT_BAND), Ready::new(2 * WORKERS, DEFAULT_BAND));
+            let (_, workers) = lane(count, IdlePolicy::Park);
+            let (ops, waits) = (Ready::new(2, DEFAULT_BAND), Ready::new(2 * count, DEFAULT_BAND));
             let endless = Endless { worker: &workers[own], chain, leaf: ops[1], ends: ends(&waits) };
             workers[own].push_next(ops[0].right());
-            let others: Vec<_> = (0..WORKERS).filter(|&other| other != own).collect();
+            let others: Vec<_> = (0..count).filter(|&other| other != own).collect();
             for (index, op) in waits.iter().enumerate() {
                 workers[others[index % others.len()]].push_local(op.right());
             }
             let each = waits.len().div_ceil(others.len());
-            let _ = endless.starts(&waits, each * WITHIN);
+            let _ = endless.starts(&waits, each * within);
             endless.end();
         }
     }
