@@ -303,6 +303,29 @@ fn a_wait_for_a_child_is_refused_in_the_function_of_its_parent() {
     });
 }
 
+/// Each of the parents is a function that runs, and only its own children wait for its end.
+#[test]
+fn a_parent_may_wait_for_a_child_that_another_parent_holds_back() {
+    on_kinds(&THREADED, 2, |engine| {
+        let ((sender, children), gate) = (mpsc::channel(), Gate::new());
+        let returns = gate.clone();
+        let other = engine.op("other").with_children().push(cx(), move |cx| {
+            sender.send(cx.child("child").submit((), |()| 7).unwrap()).unwrap();
+            returns.pass();
+        });
+        other.unwrap();
+        let mut child = children.recv().unwrap();
+        let waits = engine.op("parent").with_children().submit((), move |()| {
+            let early = child.wait_timeout(MOMENT);
+            gate.open();
+            (early, child.wait())
+        });
+        let (early, late) = waits.unwrap().wait().unwrap();
+        assert!(matches!(early, Err(WaitError::TimedOut)), "{early:?}");
+        assert_eq!(late.unwrap(), 7);
+    });
+}
+
 #[test]
 fn a_scope_in_a_child_cannot_name_what_the_parent_holds() {
     on_kinds(&KINDS, 2, |engine| {
@@ -1023,6 +1046,19 @@ fn a_skipped_parent_pushes_no_children() {
         let parent = engine.op("parent").with_children().submit((cx(), value.write()), |_| unreachable!()).unwrap();
         let _: &raddle::OpHandle<()> = &parent;
         assert_eq!(failure(parent.wait()).name(), "fails");
+    });
+}
+
+#[test]
+fn a_panic_in_the_drop_of_what_a_skipped_parent_has_captured_is_reported() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, captured) = (engine.var(0), common::PanicsOnDrop("captured by the parent"));
+        engine.op("fails").try_push(value.write(), |_| Err("no".into())).unwrap();
+        engine.op("parent").with_children().push((cx(), value.write()), move |_| drop(captured)).unwrap();
+        assert_eq!(failure(engine.wait_for_all()).name(), "fails");
+        let error = failure(engine.wait_for_all());
+        assert!(error.to_string().contains("captured by the parent"), "{error}");
+        engine.wait_for_all().unwrap();
     });
 }
 

@@ -468,7 +468,9 @@ fn waiting_for_its_own_handle_would_deadlock_an_operation() {
             .op("own")
             .submit((), move |()| {
                 passed.pass();
-                let own: OpHandle<()> = lock(&inner_slot).take().expect("the handle should have been stored");
+                let mut own: OpHandle<()> = lock(&inner_slot).take().expect("the handle should have been stored");
+                // A wait without time to search for a cycle is refused as well.
+                assert_would_deadlock(own.wait_timeout(Duration::ZERO));
                 *lock(&inner_answer) = Some(own.wait());
                 inner_stored.open();
             })
@@ -497,7 +499,11 @@ fn waiting_for_a_variable_of_an_outer_operation_would_deadlock() {
                         .op("nested")
                         .eager()
                         .push_sync(move |_| {
-                            sender.send(inner.wait_for_var(&own)).expect("the test should receive the result");
+                            // A wait without time to search for a cycle is refused as well.
+                            let at_once = inner.wait_for_var_timeout(&own, Duration::ZERO);
+                            sender
+                                .send([at_once, inner.wait_for_var(&own)])
+                                .expect("the test should receive the result");
                         })
                         .expect("the engine should be open");
                 },
@@ -505,7 +511,7 @@ fn waiting_for_a_variable_of_an_outer_operation_would_deadlock() {
                 [&variable],
             )
             .expect("the engine should be open");
-        assert_would_deadlock(receiver.recv_timeout(PATIENCE).expect("the wait should end"));
+        receiver.recv_timeout(PATIENCE).expect("the wait should end").into_iter().for_each(assert_would_deadlock);
         engine.wait_for_all().expect("no operation should fail");
     });
 }

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{HOSTILE, KINDS, THREADED, eventually, hold, on_kinds, watched, watched_for};
+use common::{HOSTILE, KINDS, THREADED, eventually, hold, occupy, on_kinds, watched, watched_for};
 use raddle::{Device, Dump, Engine, EngineKind, OpState, PendingOp, Recorder, SimulatedGpu, WaitKind, cx};
 
 fn find<'d>(dump: &'d Dump, name: &str) -> &'d PendingOp {
@@ -82,6 +82,22 @@ fn what_waits_for_readers_does_not_hold_the_variable() {
         assert_eq!(["read", "also reads", "write"].map(waits), [false, false, true], "{dump}");
         assert_eq!(find(&dump, "write").state, OpState::Waiting, "{dump}");
         drop(sender);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// More readers than are visited if they themselves wait.
+#[test]
+fn a_mutation_waits_for_each_of_a_hundred_readers_that_hold_the_variable() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (busy, x) = (occupy(&engine, 1), engine.var(0));
+        for _ in 0..100 {
+            engine.op("read").push(x.read(), |_| {}).unwrap();
+        }
+        engine.op("write").push(x.write(), |_| {}).unwrap();
+        let dump = engine.dump();
+        busy.open();
+        assert_eq!(find(&dump, "write").waits_for.len(), 100, "{dump}");
         engine.wait_for_all().unwrap();
     });
 }

@@ -159,6 +159,10 @@ fn places_after_release() -> Vec<(&'static str, Place)> {
             engine.op("before").push(var.write(), |_| ()).unwrap();
             poll_with_waker(Box::pin(engine.wait_for_all_async()), foreign)
         }),
+        ("the waker of a wait for all that ends with a handle's operation", |engine, var, foreign| {
+            let handle = engine.op("before").submit(var.write(), |_| ()).unwrap();
+            Box::new((handle, poll_with_waker(Box::pin(engine.wait_for_all_async()), foreign)))
+        }),
     ]
 }
 
@@ -227,6 +231,19 @@ fn program_code_may_wait_for_an_operation_it_pushes() {
             Box::new(move || engine.op("pushed").submit((), |()| 7).unwrap().wait())
         },
         |name, received| assert!(matches!(received, Ok(Ok(7))), "{name}: {received:?}"),
+    );
+}
+
+/// The operation has released its variables, so a scope may name them.
+#[test]
+fn program_code_may_open_a_scope_that_names_what_its_operation_has_declared() {
+    results_at_every_place(
+        SOON,
+        |engine, var| {
+            let (engine, var) = (engine.clone(), var.clone());
+            Box::new(move || engine.scope(|s| s.op("inside").run_always().push(var.read(), |_| ())))
+        },
+        |name, received| assert!(matches!(received, Ok(Ok(Ok(())))), "{name}: {received:?}"),
     );
 }
 

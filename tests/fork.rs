@@ -506,6 +506,10 @@ fn assert_new_engine_works(kind: EngineKind) {
         inner.get(&other).unwrap()
     });
     assert_eq!(waits.unwrap().wait().unwrap(), 101);
+    let (inner, same) = (engine.clone(), var.clone());
+    let waits_for_itself = engine.op("").submit(var.write(), move |_| inner.wait_for_var(&same));
+    let refused = waits_for_itself.unwrap().wait().unwrap();
+    assert!(matches!(refused, Err(WaitError::WouldDeadlock(_))), "{refused:?}");
     let (device, pinned) = (engine.device_var(GPU, 4).unwrap(), engine.pinned_var::<u64>(GPU, 4).unwrap());
     engine.op("").on(GPU).copy_to_device(&pinned, &device).unwrap();
     engine.op("").on(GPU).copy_from_device(&device, &pinned).unwrap();
@@ -581,6 +585,15 @@ tests! {
                 None => exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(|| drop((engine, var)))).is_err())),
             }
         }
+    }
+
+    /// Each engine prepares for forks, and warns if it cannot.
+    engines_that_are_prepared_for_forks_log_nothing in in_a_child_nothing_is_logged {
+        let messages = Arc::new(Mutex::new(Vec::new()));
+        let logged = Arc::clone(&messages);
+        common::logger::log_to(move |message| lock(&logged).push(message.to_owned()));
+        KINDS.into_iter().for_each(|kind| drop(engine(kind)));
+        assert_eq!(*lock(&messages), Vec::<String>::new());
     }
 
     a_forked_child_gets_a_new_global_engine in in_a_child_the_global_engine_is_new {

@@ -153,6 +153,33 @@ fn an_acquisition_needs_no_worker() {
     });
 }
 
+/// The completions are used on threads of the program.
+#[test]
+fn completions_need_no_worker() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (value, token, of_parent) = (engine.var(1), engine.token(), engine.token());
+        let (value_held, token_held) = (hold(&engine, value.token()), hold(&engine, &token));
+        let (sender, completions) = mpsc::channel();
+        let parent = engine.op("parent").writes([&of_parent]).with_children();
+        parent.push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+        let done = completions.recv().unwrap();
+        // The worker is free for this once the function of the parent has returned.
+        let busy = occupy(&engine, 1);
+        let (mut acquired, mut waited) = (engine.acquire(value.write()), engine.wait_for_var_async(&token));
+        assert!(poll_once(&mut acquired).is_pending() && poll_once(&mut waited).is_pending());
+        done.complete();
+        let parent = engine.wait_for_var_timeout(&of_parent, SOON);
+        value_held.open();
+        let acquired = block_on_within(acquired, SOON);
+        token_held.open();
+        let waited = block_on_within(waited, SOON);
+        busy.open();
+        parent.expect("the parent ends");
+        assert_eq!(*acquired.expect("the variable is acquired").unwrap(), 1);
+        waited.expect("the wait ends").unwrap();
+    });
+}
+
 #[test]
 fn readers_hold_a_variable_together_and_a_writer_waits_for_all_of_them() {
     on_kinds(&KINDS, 2, |engine| {

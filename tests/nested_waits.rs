@@ -16,7 +16,7 @@ use std::{
 };
 
 use common::{Gate, Meeting, PATIENCE, THREADED, engine, hold, watched_for};
-use raddle::{Engine, EngineKind, OpHandle, Var, WaitError, blocking};
+use raddle::{Engine, EngineKind, OpHandle, Var, WaitError, blocking, cx};
 
 const LIMIT: Duration = Duration::from_secs(8);
 fn ms(n: u64) -> Duration {
@@ -363,6 +363,46 @@ fn a_wait_in_the_function_of_a_complete_operation_is_not_refused() {
             assert_eq!(refused, 0, "waits that would have ended were refused");
         });
     }
+}
+
+/// The same happens to the record of the parent of an asynchronous child, with which it completes.
+#[test]
+fn a_wait_in_the_function_of_a_complete_child_is_not_refused() {
+    on_each(2, |engine| {
+        let (signal, group, (sender, completions)) = (engine.token(), engine.group(), mpsc::channel());
+        let (gate, pushed) = (hold(&engine, &signal), Gate::new());
+        let (members, ready) = (group.clone(), pushed.clone());
+        let waiter = engine.op("waiter").submit((), move |()| {
+            blocking(|| ready.pass());
+            members.wait()
+        });
+        let (waiter, (results, waited)) = (waiter.unwrap(), mpsc::channel());
+        let parent = engine.op("parent").with_children().push(cx(), move |cx| {
+            let child = cx.child("child").push_async((), move |(), done| {
+                sender.send(done).unwrap();
+                results.send(waiter.wait()).unwrap();
+            });
+            child.unwrap();
+        });
+        parent.unwrap();
+        let done = completions.recv().unwrap();
+        // The child is complete after its wait has begun.
+        thread::sleep(ms(50));
+        done.complete();
+        let (sender, completions) = mpsc::channel();
+        for _ in 0..1000 {
+            let sender = sender.clone();
+            engine.op("churn").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+            completions.recv().unwrap().complete();
+        }
+        for _ in 0..3000 {
+            group.op("member").reads([&signal]).push((), |()| ()).unwrap();
+        }
+        pushed.open();
+        thread::sleep(ms(300));
+        gate.open();
+        waited.recv().unwrap().unwrap().unwrap();
+    });
 }
 
 /// A cycle through a wait with a time limit is broken by that wait, so the other wait in it is not refused.

@@ -115,6 +115,20 @@ fn a_ready_operation_runs_on_the_thread_of_its_waiter() {
     });
 }
 
+#[test]
+fn the_function_of_a_parent_runs_on_the_thread_of_its_waiter() {
+    on_kinds(&KINDS, 1, |engine| {
+        // An operation with a priority is not in the worker's deque.
+        for priority in [0, 1] {
+            let same = inside(&engine, move |engine| {
+                let parent = engine.op("parent").priority(priority).with_children();
+                Ok(parent.submit((), |()| thread::current().id())?.wait()? == thread::current().id())
+            });
+            assert!(same.unwrap(), "with priority {priority}");
+        }
+    });
+}
+
 /// Calls a function inside an operation, with the engine as its argument, and returns the result.
 fn inside<R: Send + 'static>(
     engine: &Engine,

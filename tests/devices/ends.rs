@@ -1,7 +1,13 @@
 //! Tests of how device operations end: waits, failures, losses, shutdowns.
 
 use crate::common::shapes::*;
-use std::{sync::Mutex, thread, time::Duration};
+use std::{
+    error::Error,
+    fmt,
+    sync::{Mutex, mpsc},
+    thread,
+    time::Duration,
+};
 
 use raddle::{BoxError, Cause, DeviceError, EngineKind, GpuStream, Shutdown, ShutdownError, SimulatedGpu, WaitError};
 
@@ -190,6 +196,66 @@ fn a_failed_function_fails_its_variables_until_they_are_overwritten() {
                 assert_eq!(skipped.len(), 0, "{kind}");
             });
         }
+    }
+}
+
+/// An error whose drop sends the name of the thread.
+#[derive(Debug)]
+struct SendsName(mpsc::Sender<String>);
+
+impl Drop for SendsName {
+    fn drop(&mut self) {
+        self.0.send(thread::current().name().unwrap_or_default().to_owned()).unwrap();
+    }
+}
+
+impl fmt::Display for SendsName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("on purpose")
+    }
+}
+
+impl Error for SendsName {}
+
+/// The drop of an error is program code, which may take long, so the thread of a lane leaves it to a worker.
+#[test]
+fn errors_of_device_operations_are_dropped_by_workers() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            let (sender, names) = mpsc::channel::<String>();
+            let dropped_by_a_worker = |what: &str| {
+                let name = names.recv().unwrap();
+                assert!(name.starts_with("raddle-") && !name.starts_with("raddle-gpu"), "{kind}, {what}: {name}");
+            };
+            // Once the failure was ignored, only the operation in flight has the error.
+            let error = SendsName(sender.clone());
+            let launch = engine.op("fails").on(GPU).launch_any(var.read(), move |stream, var| {
+                simulated(stream).launch(Duration::ZERO, var, |_| {})?;
+                Err(BoxError::from(error))
+            });
+            launch.unwrap();
+            eventually("the function has failed", || engine.clear_errors().is_some());
+            gpu.advance(ms(1));
+            dropped_by_a_worker("an ignored error");
+            engine.wait_for_all().unwrap();
+            // A kernel overwrites the failed variable.
+            let error = SendsName(sender);
+            engine
+                .op("fails")
+                .on(GPU)
+                .launch_any(var.write(), move |_, _| Err::<(), _>(BoxError::from(error)))
+                .unwrap();
+            let overwrite =
+                |stream: &mut GpuStream, var: &mut _| simulated(stream).launch(Duration::ZERO, var, |_: &mut [u64]| {});
+            engine.op("overwrites").on(GPU).launch_any(var.overwrite(), overwrite).unwrap();
+            issued(&gpu, 2, 0);
+            gpu.advance(ms(1));
+            dropped_by_a_worker("an overwritten error");
+            engine.wait_for_all().unwrap();
+        });
     }
 }
 

@@ -3,18 +3,20 @@
 use crate::common::shapes::*;
 use std::{
     future::Future,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
         mpsc,
     },
-    task::{Context, Waker},
+    task::{Context, Wake, Waker},
     thread,
     time::Duration,
 };
 
-use raddle::{Device, Engine, EngineKind, OpContext, PushError, SimulatedGpu, WaitError, simulated::Clock};
+use raddle::{
+    Device, DeviceVec, Engine, EngineKind, OpContext, PushError, SimulatedGpu, Var, WaitError, simulated::Clock,
+};
 
 use super::{GPU, builder, device, engine, hold_lane, issued, kernel, manual, ms, pinned, reading_kernel, simulated};
 use crate::common::{AWHILE, Gate, KINDS, SOON, THREADED, occupy, watched, watched_for};
@@ -73,6 +75,65 @@ fn the_deletion_of_an_operator_does_not_wait_for_later_readers_on_a_device() {
             assert!(deleted.pass_within(SOON), "{kind}: the deletion waits for a later reader");
             gpu.advance(ms(1));
             engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+/// Sends the name of the thread that calls the waker.
+struct SendsName(mpsc::Sender<String>);
+
+impl Wake for SendsName {
+    fn wake(self: Arc<Self>) {
+        self.0.send(thread::current().name().unwrap_or_default().to_owned()).unwrap();
+    }
+}
+
+/// Pushes a kernel, and returns a future that resolves when the kernel is complete.
+type Begin = fn(&Engine, &Var<DeviceVec<u64>>) -> Pin<Box<dyn Future<Output = ()>>>;
+
+/// The thread of a lane must not wait, but a waker may.
+#[test]
+fn wakers_that_a_device_triggers_are_called_by_workers() {
+    for kind in THREADED {
+        watched_for(AWHILE, move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            let (sender, names) = mpsc::channel();
+            let waker = Waker::from(Arc::new(SendsName(sender)));
+            let begin: [Begin; 4] = [
+                |engine, var| {
+                    let launch = engine.op("with a handle").on(GPU).submit_launch_any(var.write(), |stream, var| {
+                        simulated(stream).launch(Duration::ZERO, var, |_| {})
+                    });
+                    Box::pin(async { launch.unwrap().await.unwrap() })
+                },
+                |engine, var| {
+                    kernel(engine, "before the wait", var, |_| {});
+                    let waits = engine.wait_for_var_async(var);
+                    Box::pin(async { waits.await.unwrap() })
+                },
+                |engine, var| {
+                    kernel(engine, "before the acquisition", var, |_| {});
+                    let acquires = engine.acquire(var.read());
+                    Box::pin(async { drop(acquires.await.unwrap()) })
+                },
+                |engine, var| {
+                    kernel(engine, "the last one", var, |_| {});
+                    let waits = engine.wait_for_all_async();
+                    Box::pin(async { waits.await.unwrap() })
+                },
+            ];
+            for (number, begin) in (0..).zip(begin) {
+                let mut future = begin(&engine, &var);
+                issued(&gpu, number + 1, 0);
+                assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "{kind}, {number}");
+                gpu.advance(ms(1));
+                let name = names.recv().unwrap();
+                assert!(name.starts_with("raddle-") && !name.starts_with("raddle-gpu"), "{kind}, {number}: {name}");
+                assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready(), "{kind}, {number}");
+                engine.wait_for_all().unwrap();
+            }
         });
     }
 }
