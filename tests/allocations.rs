@@ -1,4 +1,5 @@
-//! In steady state, an operation allocates nothing: its record, its accesses and its function come from the pool.
+//! In steady state, an operation allocates nothing: its record, its accesses and its function come from the pool. What a
+//! builder owns, it frees.
 //!
 //! The epoch allocates bags for retired objects, one per 1,250 operations; the test allows only slightly more. This is
 //! a separate binary because it counts every allocation of the process.
@@ -7,6 +8,7 @@ use raddle_testkit::shapes;
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     thread,
 };
@@ -18,15 +20,22 @@ struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
+std::thread_local! {
+    /// The number of allocations made by this thread, minus the number of those that it has freed.
+    static KEPT: Cell<isize> = const { Cell::new(0) };
+}
+
 // SAFETY: every call is forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Relaxed);
+        KEPT.set(KEPT.get() + 1);
         // SAFETY: the caller fulfils the contract, which is that of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        KEPT.set(KEPT.get() - 1);
         // SAFETY: the caller fulfils the contract, which is that of the system's allocator.
         unsafe { System.dealloc(memory, layout) }
     }
@@ -76,6 +85,21 @@ fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&T
         }
     }
     panic!("{what}: rounds of {OPERATIONS} operations keep allocating: {history:?}");
+}
+
+/// A builder owns memory if the name was made at run time, or if there are many variables.
+#[test]
+fn a_builder_frees_what_it_owns() {
+    let engine = Engine::builder().kind(EngineKind::Naive).build().expect("an engine");
+    let tokens: Vec<_> = (0..20).map(|_| engine.token()).collect();
+    let assert_keeps_nothing = |what: &str, describe: &dyn Fn()| {
+        let before = KEPT.get();
+        describe();
+        assert_eq!(KEPT.get(), before, "{what} is not freed");
+    };
+    assert_keeps_nothing("a name", &|| drop(engine.op(format!("operation {}", 1))));
+    assert_keeps_nothing("a list of variables", &|| drop(engine.op("").reads(&tokens)));
+    assert_keeps_nothing("a name or a list", &|| drop(engine.op(format!("operation {}", 2)).writes(&tokens)));
 }
 
 /// All cases share one test, since the counts cover the whole process.

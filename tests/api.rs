@@ -1,12 +1,11 @@
-//! Edge cases of the public interface: the context as a parameter, handles that do not keep an engine open, typed
-//! asynchronous operations, and handles to variables.
+//! Edge cases of the public interface: the context as a parameter, handles that do not keep an engine open, and typed
+//! asynchronous operations.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
 use raddle_testkit as common;
 
 use std::{
-    collections::HashSet,
     sync::atomic::{AtomicBool, Ordering::SeqCst},
     sync::{Arc, mpsc},
     thread,
@@ -145,19 +144,6 @@ fn an_eager_device_operation_is_refused() {
         let pushed = engine.op("").on(Device::Gpu(0)).eager().launch((), |_, ()| {});
         assert_eq!(pushed, Err(PushError::EagerOnDevice));
     }
-}
-
-#[test]
-fn handles_to_one_variable_are_equal() {
-    let engine = engine(KINDS[0], 1);
-    let (var, token) = (engine.var(1), engine.token());
-    assert!(var == var.clone() && var.token() != &token && token == token.clone());
-    let set: HashSet<_> = [var.token().clone(), token.clone(), token.clone()].into_iter().collect();
-    assert_eq!(set.len(), 2);
-    let vars = vec![var.clone(), engine.var(2)];
-    engine.op("").reads(&vars).writes([&token]).push((), |()| {}).unwrap();
-    engine.wait_for_var(&token).unwrap();
-    assert!(matches!(engine.wait_for_var_timeout(token, Duration::from_secs(10)), Ok(()) | Err(WaitError::TimedOut)));
 }
 
 /// The process exits immediately after dropping the only handle.

@@ -763,6 +763,53 @@ fn an_admitted_push_proceeds_even_if_the_engine_is_full_again() {
     });
 }
 
+/// This is so for an operator that may be pushed in a shorter way, for one without variables, and for one with a
+/// deadline.
+#[test]
+fn an_admitted_run_proceeds_even_if_the_engine_is_full_again() {
+    on_limited(&THREADED, 1, 2, |engine| {
+        let token = engine.token();
+        let deadline = Instant::now() + 2 * PATIENCE;
+        let operators = [
+            engine.op("short").reads([&token]).operator((), |()| {}).unwrap(),
+            engine.op("no variables").operator((), |()| {}).unwrap(),
+            engine.op("deadline").deadline(deadline).operator((), |()| {}).unwrap(),
+        ];
+        let admitted = [(); 2].map(|()| operators.each_ref().map(|operator| operator.if_room().unwrap()));
+        let gate = occupy(&engine, 1);
+        engine.op("queued").push((), |()| {}).unwrap();
+        let [pushed, submitted] = admitted;
+        // These pushes neither wait nor run ready operations.
+        for (admitted, pending) in pushed.into_iter().zip(3..) {
+            admitted.push().unwrap();
+            assert_eq!(engine.pending(), pending);
+        }
+        let mut handles = Vec::new();
+        for (admitted, pending) in submitted.into_iter().zip(6..) {
+            handles.push(admitted.submit().unwrap());
+            assert_eq!(engine.pending(), pending);
+        }
+        gate.open();
+        handles.into_iter().for_each(|handle| handle.wait().unwrap());
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// A push that is held back runs a ready operation and so makes room for its own.
+#[test]
+fn a_run_with_a_deadline_is_held_back_as_others_are() {
+    on_limited(&THREADED, 1, 2, |engine| {
+        let operator = engine.op("run").deadline(Instant::now() + 2 * PATIENCE).operator((), |()| {}).unwrap();
+        let gate = occupy(&engine, 1);
+        for _ in 0..3 {
+            operator.push().unwrap();
+            assert_eq!(engine.pending(), 2);
+        }
+        gate.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
 // ---------------------------------------------------------------------------------------------------- when_room ----
 
 #[test]

@@ -335,10 +335,20 @@ const DELETIONS: [(&str, Deletes); 4] = [
     }),
 ];
 
+/// As in [`DELETIONS`], but on an open engine only.
+const OF_A_FAILED_VARIABLE: (&str, Deletes) =
+    ("a value captured by an operator of a failed variable", |engine, foreign| {
+        let (var, foreign) = (engine.token(), Mutex::new(foreign));
+        engine.op("fails").writes([&var]).push_sync(|_| Err::<(), _>("no")).unwrap();
+        assert!(engine.wait_for_var(&var).is_err());
+        let f = move |_: &OpContext<'_>| drop(lock(&foreign));
+        drop(engine.op("operator").reads([&var]).operator_sync(f).unwrap());
+    });
+
 /// Each wait inside a deletion is refused.
 #[test]
 fn deletions_may_push_and_panic_but_not_wait() {
-    for (name, deletes) in DELETIONS {
+    for (name, deletes) in DELETIONS.into_iter().chain([OF_A_FAILED_VARIABLE]) {
         on_kinds(&KINDS, 2, move |engine| {
             let (sender, receiver) = mpsc::channel();
             let (idle, inside, ran) = (engine.var(5), engine.clone(), Gate::new());

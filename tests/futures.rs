@@ -116,6 +116,18 @@ fn guards_are_send_and_sync_as_references_are() {
 }
 
 #[test]
+fn guards_are_displayed_as_their_values_are() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(7.25);
+        let guard = block_on(engine.acquire(value.read())).unwrap();
+        assert_eq!((guard.to_string(), format!("{guard:+.3}")), ("7.25".to_owned(), "+7.250".to_owned()));
+        drop(guard);
+        let guard = block_on(engine.acquire(value.write())).unwrap();
+        assert_eq!((guard.to_string(), format!("{guard:+.3}")), ("7.25".to_owned(), "+7.250".to_owned()));
+    });
+}
+
+#[test]
 fn acquire_takes_its_place_when_it_is_called() {
     on_kinds(&THREADED, 2, |engine| {
         let value = engine.var(0);

@@ -7,7 +7,7 @@ use raddle_testkit as common;
 use std::{
     collections::HashSet,
     mem,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, panic_any},
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -17,9 +17,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Drops, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, child_succeeds, failure, lock, on_kinds};
+use common::{
+    Drops, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, child_succeeds, eventually, failure, hold, lock, on_kinds,
+};
 use raddle::{
-    Cause, Device, Engine, EngineKind, PushError, Scope, ScopedVar, Shutdown, SimulatedGpu, WaitError, cx, each,
+    Cause, Device, Engine, EngineKind, PushError, Scope, ScopedHandle, ScopedVar, Shutdown, SimulatedGpu, WaitError,
+    cx, each,
 };
 
 type Anything = Result<(), Box<dyn std::error::Error + Send + Sync>>;
@@ -292,6 +295,27 @@ fn a_panic_in_the_drop_of_a_value_is_resumed_after_the_other_drops() {
         }));
         assert!(panicked.is_err());
         drops.assert_all_gone();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// The drop of one value creates another value, whose drop panics as well.
+#[test]
+fn the_panic_of_the_value_that_was_dropped_first_is_resumed() {
+    struct Panics<'scope, 'env>(&'scope Scope<'scope, 'env>);
+    impl Drop for Panics<'_, '_> {
+        fn drop(&mut self) {
+            self.0.var(PanicsOnDrop("the second value"));
+            panic_any("the first value");
+        }
+    }
+    on_kinds(&KINDS, 2, |engine| {
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            engine.scope(|s| {
+                s.var(Panics(s));
+            })
+        }));
+        assert_eq!(*panicked.unwrap_err().downcast::<&str>().unwrap(), "the first value");
         engine.wait_for_all().unwrap();
     });
 }
@@ -697,6 +721,26 @@ fn a_handle_of_a_scope_returns_the_failure_of_its_operation() {
             failure(parsed.wait()).name().to_owned()
         });
         assert_eq!(failure(result).name(), "parse", "the scope does not return the failure");
+    });
+}
+
+#[test]
+fn a_handle_of_a_scope_cancels_an_operation_that_has_not_started() {
+    on_kinds(&KINDS, 1, |engine| {
+        let token = engine.token();
+        let gate = hold(&engine, &token);
+        let ended = engine.scope(|s| {
+            let late = || s.op("late").reads([&token]).submit((), |()| unreachable!("it was cancelled")).unwrap();
+            let (quiet, loud) = (late(), late());
+            let _: [&ScopedHandle<'_, ()>; 2] = [&quiet, &loud];
+            assert!(!quiet.is_done() && !loud.is_done());
+            assert!(quiet.cancel_quietly() && loud.cancel());
+            assert!(!quiet.cancel() && !loud.cancel_quietly());
+            gate.open();
+            eventually("the operations have ended", || quiet.is_done() && loud.is_done());
+        });
+        assert!(matches!(failure(ended).cause(), Cause::Cancelled));
+        engine.wait_for_var(&token).unwrap();
     });
 }
 

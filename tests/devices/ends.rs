@@ -459,6 +459,24 @@ fn a_draining_shutdown_waits_for_the_device() {
     }
 }
 
+/// The push would be the first on its lane.
+#[test]
+fn a_push_after_a_shutdown_starts_no_thread_for_a_lane() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            engine.shutdown(Shutdown::Drain, None).unwrap();
+            let late = engine.op("late").on(GPU).launch_any(var.write(), |_, _| {});
+            assert_eq!(late, Err(raddle::PushError::ShutDown));
+            // A second shutdown joins the threads that were started in the meantime. A lane's thread opens a stream.
+            engine.shutdown(Shutdown::Drain, None).unwrap();
+            assert_eq!(gpu.counts().streams, 0, "{kind}");
+        });
+    }
+}
+
 #[test]
 fn a_cancelling_shutdown_cancels_only_what_was_not_issued() {
     for kind in THREADED {

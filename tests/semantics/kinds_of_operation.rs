@@ -422,6 +422,23 @@ fn a_push_of_an_operator_with_a_deleted_variable_is_refused() {
     });
 }
 
+/// Otherwise, the refused run would be pending until its turn in the queues of the other variables.
+#[test]
+fn a_push_of_an_operator_with_a_deleted_variable_leaves_nothing_pending() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (held, deleted) = (engine.token(), engine.var(1));
+        let operator = engine.op("").reads([&held]).operator(deleted.write(), |_| {}).unwrap();
+        engine.delete_variable(&deleted, |_| {}).unwrap();
+        engine.wait_for_all().unwrap();
+        let gate = hold(&engine, &held);
+        assert!(matches!(operator.submit(), Err(PushError::DeletedVariable(_))));
+        assert!(matches!(operator.push_with_priority(1), Err(PushError::DeletedVariable(_))));
+        assert_eq!(engine.pending(), 1);
+        gate.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
 #[test]
 fn an_operator_works_after_a_failed_run() {
     on_kinds(&KINDS, 1, |engine| {
@@ -583,6 +600,27 @@ fn names_convert_from_every_string_type() {
             assert_eq!(error.to_string().contains("operation `a`"), expected == "a");
         }
     });
+}
+
+#[test]
+fn handles_are_equal_if_they_are_to_one_variable() {
+    fn hash(value: impl Hash) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        value.hash(&mut hasher);
+        hasher.finish()
+    }
+    let engine = engine(KINDS[0], 1);
+    let (var, token) = (engine.var(1), engine.token());
+    assert!(token == token.clone() && &token != var.token());
+    assert!(var == var.clone() && var != engine.var(1));
+    assert_eq!((hash(&token), hash(&var)), (hash(token.clone()), hash(var.clone())));
+    assert!(hash(&token) != hash(&var) && hash(&var) != hash(engine.var(1)));
+    let set: HashSet<_> = [var.token().clone(), token.clone(), token.clone()].into_iter().collect();
+    assert_eq!(set.len(), 2);
+    let vars = vec![var.clone(), engine.var(2)];
+    engine.op("").reads(&vars).writes([&token]).push((), |()| {}).unwrap();
+    engine.wait_for_var(&token).unwrap();
+    assert!(matches!(engine.wait_for_var_timeout(token, Duration::from_secs(10)), Ok(()) | Err(WaitError::TimedOut)));
 }
 
 #[test]

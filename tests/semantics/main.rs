@@ -5,10 +5,11 @@
 use raddle_testkit as common;
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     error::Error,
     fmt::Debug,
     future::Future,
+    hash::{DefaultHasher, Hash, Hasher},
     panic::panic_any,
     sync::{
         Arc, Mutex,

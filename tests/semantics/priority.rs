@@ -64,6 +64,27 @@ fn a_priority_given_to_the_push_of_an_operator_replaces_its_own() {
     });
 }
 
+/// Runs that need nothing but a few variables are pushed in a shorter way, which knows no priorities.
+#[test]
+fn a_run_of_an_operator_without_properties_has_the_priority_given_to_its_push() {
+    on_kinds(&THREADED, 1, |engine| {
+        let gate = occupy(&engine, 1);
+        let (journal, token) = (Journal::new(), engine.token());
+        let operator = |name| {
+            let journal = journal.clone();
+            engine.op("").reads([&token]).operator_sync(move |_| journal.add(name)).unwrap()
+        };
+        let (usual, other) = (operator("usual"), operator("other"));
+        usual.push().unwrap();
+        other.push_with_priority(5).unwrap();
+        usual.push_with_priority(-1).unwrap();
+        other.push().unwrap();
+        gate.open();
+        engine.wait_for_all().unwrap();
+        assert_eq!(journal.take(), ["other", "usual", "other", "usual"]);
+    });
+}
+
 /// One completion readies several operations, which the worker may queue in different places.
 #[test]
 fn successors_are_ordered_by_priority() {
