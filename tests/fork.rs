@@ -29,8 +29,9 @@ use std::{
 use common::shapes::*;
 use common::{KINDS, MOMENT, SOON, THREADED, child_succeeds, eventually, is_child, lock, poll_once, resident_bytes};
 use raddle::{
-    BuildError, Completion, Device, DeviceVec, Engine, EngineKind, OpContext, OpHandle, Operator, PinnedVec, Property,
-    PushError, Recorder, Shutdown, ShutdownError, SimulatedGpu, Token, Var, VarWait, WaitError,
+    BuildError, Completion, Device, DeviceVec, Engine, EngineKind, ImportedStream, OpContext, OpHandle, Operator,
+    PinnedVec, Property, PushError, Recorder, Shutdown, ShutdownError, SimulatedGpu, Token, Var, VarWait, WaitError,
+    simulated::Counts,
 };
 
 const GPU: Device = Device::Gpu(0);
@@ -596,6 +597,27 @@ tests! {
         assert_eq!(*lock(&messages), Vec::<String>::new());
     }
 
+    a_device_of_the_parent_is_lost_in_a_child in in_a_child_a_device_of_the_parent_is_used {
+        let gpu = SimulatedGpu::default();
+        for kind in KINDS {
+            let gpu = &gpu;
+            let parents = Engine::builder().kind(kind).workers(1).pin(false).gpu(gpu.clone()).build().unwrap();
+            parents.op("").on(GPU).launch_any((), |_, ()| ()).unwrap();
+            parents.wait_for_all().unwrap();
+            assert_ne!(gpu.counts(), Counts::default());
+            forked(&format!("a device of the parent, {kind}"), || {
+                let error = ImportedStream::simulated(gpu).expect_err("the device should be lost");
+                assert!(error.is_lost() && error.code() == -1, "{error:?}");
+                assert_eq!(gpu.counts(), Counts::default());
+                let engine = Engine::builder().kind(kind).workers(1).pin(false).gpu(gpu.clone()).build().unwrap();
+                assert!(engine.device_var::<u64>(GPU, 4).expect_err("the device should be lost").is_lost());
+                let launch = engine.op("").on(GPU).submit_launch_any((), |_, ()| Ok::<_, &str>(()));
+                let Err(WaitError::Failed(error)) = launch.unwrap().wait() else { panic!("the device is lost") };
+                assert!(error.to_string().contains("belongs to the parent process"), "{error}");
+            });
+        }
+    }
+
     a_forked_child_gets_a_new_global_engine in in_a_child_the_global_engine_is_new {
         assert_global_engine_works();
         let parents = Engine::global().unwrap();
@@ -1104,6 +1126,14 @@ const FORKERS: &[(&str, Push)] = &[
     ("an operation on a device", |engine, var, forker| {
         let inner = engine.clone();
         let f = move |_: &mut raddle::GpuStream, _: &mut u64| forker.fork(&inner);
+        engine.op("").on(GPU).launch_any(var.write(), f).unwrap();
+    }),
+    ("a kernel", |engine, var, forker| {
+        let inner = engine.clone();
+        let f = move |stream: &mut raddle::GpuStream, _: &mut u64| {
+            let mut stream = stream.simulated().expect("the device should be simulated");
+            stream.launch(Duration::ZERO, (), move |()| forker.fork(&inner))
+        };
         engine.op("").on(GPU).launch_any(var.write(), f).unwrap();
     }),
 ];

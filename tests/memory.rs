@@ -1,5 +1,5 @@
 //! Memory stays flat over two million pushes on one variable and over many short-lived engines. This is a separate
-//! binary because the test measures the memory of the whole process.
+//! binary because the tests measure the memory of the whole process.
 #![forbid(unsafe_code)]
 
 use raddle_testkit as common;
@@ -7,8 +7,8 @@ use raddle_testkit as common;
 use std::time::Duration;
 
 use common::shapes::*;
-use common::{KINDS, eventually, resident_bytes, thread_count, watched_for};
-use raddle::{Engine, EngineKind};
+use common::{KINDS, child_succeeds, eventually, is_child, resident_bytes, thread_count, watched_for};
+use raddle::{Device, Engine, EngineKind, SimulatedGpu};
 
 const PUSHES: usize = 2_000_000;
 
@@ -113,4 +113,32 @@ fn memory_stays_flat_over_many_pushes_and_many_engines() {
         assert!(grown < 8 * MEBIBYTE, "200 engines: memory grew by {grown} bytes");
         eventually("no thread of a dropped engine is left", || thread_count() <= threads);
     });
+}
+
+/// The memory of a simulated device is memory of this process, and outlives the variables in the device's pool.
+#[test]
+#[cfg_attr(miri, ignore = "reads /proc")]
+fn the_memory_of_simulated_devices_is_freed_with_the_devices() {
+    child_succeeds("in_a_child_simulated_devices_come_and_go");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_simulated_devices_come_and_go() {
+    assert!(is_child());
+    let build_and_drop = |times: usize| {
+        for _ in 0..times {
+            let builder = Engine::builder().kind(EngineKind::Naive).gpu(SimulatedGpu::new());
+            let (engine, gpu) = (builder.build().expect("an engine"), Device::Gpu(0));
+            let device = engine.device_var::<u8>(gpu, MEBIBYTE).expect("there should be memory");
+            let pinned = engine.pinned_var::<u8>(gpu, MEBIBYTE).expect("there should be memory");
+            engine.op("copy").on(gpu).copy_to_device(&pinned, &device).expect("the engine should be open");
+            engine.wait_for_all().expect("no operation should fail");
+        }
+    };
+    build_and_drop(10);
+    let before = resident_bytes();
+    build_and_drop(100);
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < LIMIT, "memory grew by {grown} bytes over 100 devices with 2 MiB each");
 }

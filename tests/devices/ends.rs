@@ -16,8 +16,8 @@ use super::{
     simulated, upload,
 };
 use crate::common::{
-    AWHILE, Gate, Journal, KINDS, MOMENT, SOON, THREADED, block_on, eventually, failure, hold, lock, watched,
-    watched_for,
+    AWHILE, Gate, Journal, KINDS, MOMENT, SOON, THREADED, block_on, eventually, failure, hold, lock, logger::log_to,
+    watched, watched_for,
 };
 
 // -------------------------------------------------------------------------------------------------------- waits ----
@@ -313,6 +313,30 @@ fn a_lost_device_fails_later_operations_on_it_and_no_others() {
             engine.op("by the cpu").overwrites([&token]).push_sync(|_| {}).unwrap();
             engine.wait_for_var(&token).unwrap();
         });
+    }
+}
+
+#[test]
+fn the_loss_of_a_device_is_logged_once_with_its_name_and_the_cause() {
+    let logged = Journal::new();
+    let journal = logged.clone();
+    // Other tests of this process may log losses of their own.
+    log_to(move |text| {
+        if text.contains("to be logged") {
+            journal.add(text.to_owned());
+        }
+    });
+    for kind in KINDS {
+        watched(move || {
+            let engine = engine(kind, &SimulatedGpu::default());
+            let var = device(&engine, 1);
+            kernel(&engine, "panics", &var, |_| panic!("to be logged"));
+            failure(engine.wait_for_var(&var));
+            kernel(&engine, "on the lost device", &var, |_| {});
+            failure(engine.wait_for_var(&var));
+        });
+        let message = "raddle: simulated GPU is lost: a kernel panicked: to be logged (error 719, the device is lost)";
+        assert_eq!(logged.take(), [message], "{kind}");
     }
 }
 

@@ -668,6 +668,38 @@ fn operations_that_a_kernel_pushes_run() {
     }
 }
 
+/// Each push takes a stream, and returns it however the operation ends.
+#[test]
+fn a_naive_engine_uses_the_same_stream_again() {
+    watched(|| {
+        let gpu = SimulatedGpu::default();
+        let engine = engine(EngineKind::Naive, &gpu);
+        let var = device(&engine, 1);
+        for _ in 0..3 {
+            kernel(&engine, "runs", &var, |_| {});
+            engine.op("fails").on(GPU).launch_any(var.write(), |_, _| Err::<(), _>("on purpose")).unwrap();
+            kernel(&engine, "is skipped", &var, |_| panic!("the kernel must not run"));
+            engine.clear_error(&var).unwrap();
+        }
+        assert_eq!((gpu.counts().launches, gpu.counts().streams), (3, 1));
+    });
+}
+
+/// A poll may not notice that a real device has failed, so a push that waits for its device also checks the stream.
+#[test]
+fn a_naive_engine_checks_the_stream_now_and_then_while_it_waits() {
+    watched(|| {
+        let gpu = manual();
+        let engine = engine(EngineKind::Naive, &gpu);
+        let pushing = thread::spawn(move || kernel(&engine, "slow", &device(&engine, 1), |_| {}));
+        eventually("the stream is checked several times", || gpu.counts().probes >= 3);
+        let counts = gpu.counts();
+        gpu.advance(ms(1));
+        pushing.join().unwrap();
+        assert!(counts.probes * 1000 <= counts.polls, "{counts:?}");
+    });
+}
+
 /// A call that finds the device's queue full blocks. The lane's thread must not block in this way, since it also polls
 /// the stream.
 #[test]

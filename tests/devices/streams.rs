@@ -186,8 +186,10 @@ fn a_stream_of_another_device_is_refused_before_the_function() {
                 (result, *lock(&called))
             };
             let (refused, called) = try_on(GPU);
-            assert!(failure(refused).to_string().contains("belongs to a device other than"), "{kind}");
-            assert!(!called, "{kind}");
+            let refused = failure(refused);
+            assert!(refused.to_string().contains("belongs to a device other than"), "{kind}");
+            let cause = refused.downcast_ref::<DeviceError>().expect("the cause should be the device's error");
+            assert_eq!((cause.code(), cause.is_lost(), called), (-1, false, false), "{kind}");
             let (done, called) = try_on(OTHER);
             assert!(done.is_ok() && called, "{kind}: {done:?}");
         });

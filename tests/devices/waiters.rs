@@ -297,6 +297,51 @@ fn a_device_function_can_neither_wait_nor_push_on_another_naive_engine() {
     }
 }
 
+#[test]
+fn a_kernel_can_neither_wait_nor_push_on_another_naive_engine() {
+    for kind in KINDS {
+        watched(move || {
+            let engine = engine(kind, &SimulatedGpu::default());
+            let (var, other) = (device(&engine, 1), builder(EngineKind::Naive).build().unwrap());
+            let (inside, (sender, receiver)) = (other.clone(), mpsc::channel());
+            kernel(&engine, "kernel", &var, move |_| {
+                let refused = inside.op("elsewhere").push_sync(|_| {});
+                sender.send((inside.wait_for_all(), refused)).unwrap();
+            });
+            engine.wait_for_all().unwrap();
+            let (waited, refused) = receiver.recv().unwrap();
+            assert!(matches!(waited, Err(WaitError::OnDevice)), "{kind}: {waited:?}");
+            assert_eq!(refused, Err(PushError::InDeviceFunction), "{kind}");
+        });
+    }
+}
+
+/// The kernel is dropped on the program's own thread, which may otherwise wait.
+#[test]
+fn the_drop_of_a_kernel_cannot_wait() {
+    struct Waits(Engine, mpsc::Sender<Result<(), WaitError>>);
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            self.1.send(self.0.wait_for_all()).unwrap();
+        }
+    }
+    for kind in THREADED {
+        watched(move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let (var, other) = (device(&engine, 1), builder(kind).build().unwrap());
+            let (sender, receiver) = mpsc::channel();
+            let waits = Waits(other.clone(), sender);
+            kernel(&engine, "never runs", &var, move |_| drop(waits));
+            issued(&gpu, 1, 0);
+            gpu.lose();
+            let waited = receiver.recv().unwrap();
+            assert!(matches!(waited, Err(WaitError::OnDevice)), "{kind}: {waited:?}");
+            other.wait_for_all().unwrap();
+        });
+    }
+}
+
 /// Completing an operation there makes others ready. A naive engine runs them on this thread, or leaves them to a
 /// worker of the engine to which the function belongs.
 #[test]

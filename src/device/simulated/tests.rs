@@ -3,7 +3,14 @@
 use std::sync::{Arc, Mutex, mpsc};
 
 use super::*;
-use crate::device::memory::{DeviceVec, PinnedVec};
+use crate::{
+    device::{
+        memory::{DeviceVec, PinnedVec},
+        stream::{GpuStream, ImportedStream},
+        timeline::{Recorded, Timeline},
+    },
+    values::device,
+};
 
 fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
@@ -398,6 +405,7 @@ fn a_stalled_device_does_nothing_until_it_resumes() {
     gpu.advance(ms(50));
     assert_eq!(stream.passed().unwrap(), 0);
     stream.probe().unwrap();
+    assert_eq!((gpu.counts().polls, gpu.counts().probes), (1, 1));
     gpu.resume();
     assert_eq!(stream.passed().unwrap(), 0);
     gpu.advance(ms(1));
@@ -415,6 +423,7 @@ fn memory_is_limited_and_free_blocks_are_released_when_it_runs_out() {
     let driver: Arc<dyn Driver> = Arc::new(gpu.clone());
     let error = DeviceVec::<u8>::new(&driver, 1).expect_err("there should be no room");
     assert!(!error.is_lost() && error.code() == 2, "{error:?}");
+    assert_eq!(error.message(), "the simulated device has 0 bytes of memory left, and 256 are needed");
     assert_eq!(pinned(&gpu, &[1; 2000]).len(), 2000, "the device's limit applied to pinned memory");
     drop(all);
     // These vectors do not fit the size class of the free block, so that block must be released.
@@ -425,6 +434,19 @@ fn memory_is_limited_and_free_blocks_are_released_when_it_runs_out() {
     assert_eq!(gpu.counts(), Counts { reuses: counts.reuses + 8, ..counts });
     drop(again);
     drop(on_device(&gpu, 1024));
+}
+
+/// There are only four sizes of blocks for each power of two, so a free block often fits.
+#[test]
+fn a_free_block_is_reused_for_a_vector_of_nearly_the_same_size() {
+    let gpu = builder().build();
+    let driver: Arc<dyn Driver> = Arc::new(gpu.clone());
+    for (number, (bytes, nearly)) in (1..).zip([(1000, 900), (1_000_000, 920_000)]) {
+        for bytes in [bytes, nearly] {
+            drop(DeviceVec::<u8>::new(&driver, bytes).expect("there should be memory"));
+        }
+        assert_eq!((gpu.counts().allocations, gpu.counts().reuses), (number, number));
+    }
 }
 
 #[test]
@@ -538,6 +560,14 @@ fn devices_copy_from_each_other_and_wait_for_each_other() {
 }
 
 #[test]
+fn an_event_of_another_kind_of_device_is_refused() {
+    let gpu = builder().build();
+    let error = open(&gpu, StreamRole::All).wait(&Event::new(Arc::new(5))).expect_err("no stream has recorded this");
+    assert!(!error.is_lost() && error.code() == -1, "{error:?}");
+    assert_eq!(gpu.counts().waits, 0);
+}
+
+#[test]
 fn waits_for_events_of_a_lost_device_end() {
     let (gpu, other) = (builder().build(), builder().build());
     let mut stream = open(&gpu, StreamRole::All);
@@ -562,6 +592,50 @@ fn commands_of_a_dropped_stream_are_executed_and_its_index_is_reused() {
     let streams = lock(&gpu.0.state).streams();
     drop(open(&gpu, StreamRole::Compute));
     assert_eq!(lock(&gpu.0.state).streams(), streams);
+}
+
+/// No time passes on this device, so a kernel waits only for a poll.
+#[test]
+fn a_call_on_a_full_stream_executes_commands_until_there_is_room() {
+    let gpu = SimulatedGpu::builder().clock(Clock::Instantly).depth(2).build();
+    let mut stream = open(&gpu, StreamRole::Compute);
+    let ran = Arc::new(Mutex::new(Vec::new()));
+    for number in 0..3 {
+        assert_eq!(*lock(&ran), [], "a kernel ran although the stream was not full");
+        let ran = Arc::clone(&ran);
+        launch(&mut *stream, ms(1), (), move |()| lock(&ran).push(number)).unwrap();
+    }
+    assert_eq!(*lock(&ran), [0, 1]);
+}
+
+/// The device refuses to order the work on the inner stream behind that on the outer one, so the outer one is dead.
+#[test]
+fn a_dead_stream_is_not_included_and_returns_the_reason() {
+    let gpu = SimulatedGpu::builder().clock(Clock::Instantly).build();
+    let lane = || GpuStream::new(open(&gpu, StreamRole::All), device::Device::Gpu(0));
+    let own = || ImportedStream::simulated(&gpu).expect("the device should be there");
+    let (mut outer, mut inner) = (own(), own());
+    let mut another = lane();
+    let included = lane().include(&mut outer, |outer| outer.include(&mut inner, |_| gpu.refuse_from(1)));
+    let reason = included.expect_err("the work on the outer stream cannot be ordered either");
+    assert_eq!(reason.code(), 801, "{reason:?}");
+    gpu.refuse_at(0);
+    let error = another.include(&mut outer, |_| unreachable!("a dead stream was included")).expect_err("it is dead");
+    assert_eq!((error.code(), error.message()), (801, reason.message()));
+    assert!(another.given_up().is_none());
+}
+
+#[test]
+fn a_timeline_forgets_the_points_behind_complete_operations_and_no_others() {
+    let gpu = builder().build();
+    let (mut stream, timeline) = (open(&gpu, StreamRole::All), Timeline::default());
+    for seq in [2, 4, 6] {
+        timeline.publish(Recorded { seq, event: stream.record().unwrap(), clock: [0; 4] });
+    }
+    for (complete, first) in [(1, Some(2)), (4, Some(6)), (5, Some(6)), (6, None)] {
+        timeline.complete(complete);
+        assert_eq!(timeline.after(0).map(|point| point.seq), first, "after operation {complete}");
+    }
 }
 
 const PATIENCE: Duration = Duration::from_secs(20);
