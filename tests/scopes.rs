@@ -445,12 +445,12 @@ fn in_a_child_memory_stays_flat_in_a_long_scope() {
             let (count, mut before) = (AtomicUsize::new(0), 0);
             inner
                 .scope(|s| {
-                    for n in 0..200_000 {
+                    for n in 0..100_000 {
                         s.op("short").push((), |()| _ = count.fetch_add(1, Relaxed)).unwrap();
                         while n + 1 - count.load(Relaxed) > 100 {
                             thread::yield_now();
                         }
-                        if n == 50_000 {
+                        if n == 25_000 {
                             before = common::resident_bytes();
                         }
                     }
