@@ -299,7 +299,7 @@ fn a_panic_in_the_drop_of_a_value_is_resumed_after_the_other_drops() {
     });
 }
 
-/// The drop of one value creates another value, whose drop panics as well.
+/// The drop of one value creates another value. Its drop panics as well, as does that of a value that already exists.
 #[test]
 fn the_panic_of_the_value_that_was_dropped_first_is_resumed() {
     struct Panics<'scope, 'env>(&'scope Scope<'scope, 'env>);
@@ -313,6 +313,7 @@ fn the_panic_of_the_value_that_was_dropped_first_is_resumed() {
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             engine.scope(|s| {
                 s.var(Panics(s));
+                s.var(PanicsOnDrop("the last value"));
             })
         }));
         assert_eq!(*panicked.unwrap_err().downcast::<&str>().unwrap(), "the first value");

@@ -115,7 +115,7 @@ impl Engine {
     /// # Panics
     /// If `f` panics, the call waits for the scope's operations and then resumes the panic. A panic in an operation
     /// fails that operation, as usual. If dropping a variable's value panics, the call drops the other values and then
-    /// resumes the panic.
+    /// resumes the first of these panics.
     pub fn scope<'env, F, R>(&self, f: F) -> Result<R, WaitError>
     where
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,

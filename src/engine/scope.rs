@@ -396,9 +396,10 @@ impl Scoped {
         for var in &variables {
             // SAFETY: (1): only operations of the scope could declare the variable. All of them have ended or been
             // abandoned, and further ones are refused.
-            let result = panics::catch(|| unsafe { var.cell().empty() });
-            if let Some(second) = result.err().and_then(|payload| panicked.replace(payload)) {
-                panics::discard(second);
+            match panics::catch(|| unsafe { var.cell().empty() }) {
+                Ok(()) => {}
+                Err(second) if panicked.is_some() => panics::discard(second),
+                Err(first) => panicked = Some(first),
             }
         }
         // The variables are not freed yet, since drops of other values may still try to declare them.
