@@ -380,7 +380,7 @@ impl Scoped {
     /// any values: their drops may push to the scope, which must then be [closed](Self::close) again.
     ///
     /// # Errors
-    /// Returns the payload of a drop that panicked. The other values are still dropped.
+    /// Returns the payload of the first drop that panicked. The other values are still dropped.
     ///
     /// # Safety
     /// 1. [`close`](Self::close) has returned, and only operations of the scope and drops of its values have pushed to
