@@ -1167,24 +1167,34 @@ fn children_inherit_group_and_deadline() {
     });
 }
 
+/// Returns the priority of each pending operation with the given name.
+fn priorities(dump: &raddle::Dump, name: &str) -> Vec<i32> {
+    dump.ops().iter().filter(|op| op.name.as_str() == name).map(|op| op.priority).collect()
+}
+
+/// A function that blocks its worker. The first gate opens when it runs; the second one lets it return.
+fn blocks() -> (Gate, Gate, impl Fn(()) + Clone + Send + Sync) {
+    let (started, gate) = (Gate::new(), Gate::new());
+    let (at, closed) = (started.clone(), gate.clone());
+    let blocks = move |()| {
+        at.open();
+        closed.pass();
+    };
+    (started, gate, blocks)
+}
+
 #[test]
 fn a_child_without_a_priority_has_that_of_its_parent() {
     on_kinds(&THREADED, 1, |engine| {
-        let (started, gate) = (Gate::new(), Gate::new());
-        let (at, closed) = (started.clone(), gate.clone());
+        let (started, gate, blocks) = blocks();
         let parent = engine.op("parent").priority(5).with_children().submit(cx(), move |cx| {
-            let running = move |()| {
-                at.open();
-                closed.pass();
-            };
-            cx.child("running").priority(9).push((), running).unwrap();
+            cx.child("running").priority(9).push((), blocks).unwrap();
             cx.child("like its parent").push((), |()| ()).unwrap();
             cx.child("other").priority(-3).push((), |()| ()).unwrap();
         });
         started.pass();
         let dump = engine.dump();
-        let priority_of = |name| dump.ops().iter().find(|op| op.name.as_str() == name).map(|op| op.priority);
-        assert_eq!((priority_of("like its parent"), priority_of("other")), (Some(5), Some(-3)), "{dump}");
+        assert_eq!(["like its parent", "other"].map(|name| priorities(&dump, name)), [[5], [-3]], "{dump}");
         gate.open();
         parent.unwrap().wait().unwrap();
     });
@@ -1193,23 +1203,15 @@ fn a_child_without_a_priority_has_that_of_its_parent() {
 #[test]
 fn a_child_of_an_operator_has_the_priority_of_the_run() {
     on_kinds(&THREADED, 1, |engine| {
-        let (started, gate) = (Gate::new(), Gate::new());
-        let (at, closed) = (started.clone(), gate.clone());
+        let (started, gate, blocks) = blocks();
         let parent = engine.op("parent").priority(5).with_children().operator(cx(), move |cx| {
-            let (at, closed) = (at.clone(), closed.clone());
-            let running = move |()| {
-                at.open();
-                closed.pass();
-            };
-            cx.child("running").priority(60).push((), running).unwrap();
+            cx.child("running").priority(60).push((), blocks.clone()).unwrap();
             cx.child("like the run").push((), |()| ()).unwrap();
         });
         parent.unwrap().push_with_priority(7).unwrap();
         started.pass();
         let dump = engine.dump();
-        let priorities: Vec<_> =
-            dump.ops().iter().filter(|op| op.name.as_str() == "like the run").map(|op| op.priority).collect();
-        assert_eq!(priorities, [7], "{dump}");
+        assert_eq!(priorities(&dump, "like the run"), [7], "{dump}");
         gate.open();
         engine.wait_for_all().unwrap();
     });

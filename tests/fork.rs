@@ -249,7 +249,10 @@ struct Fixture {
 }
 
 fn engine(kind: EngineKind) -> Engine {
-    let gpu = SimulatedGpu::default();
+    engine_with(kind, SimulatedGpu::default())
+}
+
+fn engine_with(kind: EngineKind, gpu: SimulatedGpu) -> Engine {
     Engine::builder().kind(kind).workers(1).pin(false).gpu(gpu).build().expect("an engine")
 }
 
@@ -601,7 +604,7 @@ tests! {
         let gpu = SimulatedGpu::default();
         for kind in KINDS {
             let gpu = &gpu;
-            let parents = Engine::builder().kind(kind).workers(1).pin(false).gpu(gpu.clone()).build().unwrap();
+            let parents = engine_with(kind, gpu.clone());
             parents.op("").on(GPU).launch_any((), |_, ()| ()).unwrap();
             parents.wait_for_all().unwrap();
             assert_ne!(gpu.counts(), Counts::default());
@@ -609,7 +612,7 @@ tests! {
                 let error = ImportedStream::simulated(gpu).expect_err("the device should be lost");
                 assert!(error.is_lost() && error.code() == -1, "{error:?}");
                 assert_eq!(gpu.counts(), Counts::default());
-                let engine = Engine::builder().kind(kind).workers(1).pin(false).gpu(gpu.clone()).build().unwrap();
+                let engine = engine_with(kind, gpu.clone());
                 assert!(engine.device_var::<u64>(GPU, 4).expect_err("the device should be lost").is_lost());
                 let launch = engine.op("").on(GPU).submit_launch_any((), |_, ()| Ok::<_, &str>(()));
                 let Err(WaitError::Failed(error)) = launch.unwrap().wait() else { panic!("the device is lost") };

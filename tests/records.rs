@@ -172,7 +172,7 @@ fn records_are_reused_and_freed() {
     // The number of records kept for reuse is bounded, and all others are freed. One record left of each batch would show
     // after a few rounds.
     const KEPT: usize = (1 << 16) / BATCH * BATCH;
-    for round in 0..6 {
+    for round in 0..8 {
         let (sender, receiver) = mpsc::channel();
         engine
             .push_async(

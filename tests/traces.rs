@@ -1568,7 +1568,7 @@ fn a_profile_is_completed_after_the_last_handle_is_dropped() {
                 let path = std::env::temp_dir().join(name);
                 let engine = Engine::builder().kind(kind).workers(2).profile(&path).build().unwrap();
                 let x = engine.var(0);
-                for _ in 0..5_000 {
+                for _ in 0..20_000 {
                     engine.op("add").push(x.write(), |x| *x += 1).unwrap();
                 }
                 if drop_inside {

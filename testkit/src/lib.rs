@@ -425,9 +425,6 @@ impl Drop for PanicsOnDrop {
 
 // ----------------------------------------------------------------------------------------------- the process ----
 
-/// The environment variable set in processes started by [`child`].
-pub const CHILD: &str = "RADDLE_TEST_CHILD";
-
 /// Functions for a test to defer in crossbeam's default collector, which panic on the threads of engines.
 ///
 /// Once this value has been dropped, the functions do nothing. A thread that ends may run them in the destructor of the
@@ -459,6 +456,9 @@ impl Drop for DeferredPanics {
         self.0.0.store(true, SeqCst);
     }
 }
+
+/// The environment variable set in processes started by [`child`].
+pub const CHILD: &str = "RADDLE_TEST_CHILD";
 
 /// Returns whether this process was started by [`child`].
 pub fn is_child() -> bool {

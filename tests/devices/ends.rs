@@ -12,8 +12,8 @@ use std::{
 use raddle::{BoxError, Cause, DeviceError, EngineKind, GpuStream, Shutdown, ShutdownError, SimulatedGpu, WaitError};
 
 use super::{
-    GPU, OTHER, builder, device, download, engine, hold_lane, issued, kernel, kernel_from, manual, ms, pinned, random,
-    simulated, upload,
+    GPU, OTHER, assert_sent_by_worker, builder, device, download, engine, hold_lane, issued, kernel, kernel_from,
+    manual, ms, pinned, random, send_thread_name, simulated, upload,
 };
 use crate::common::{
     AWHILE, Gate, Journal, KINDS, MOMENT, SOON, THREADED, block_on, eventually, failure, hold, lock, logger::log_to,
@@ -205,7 +205,7 @@ struct SendsName(mpsc::Sender<String>);
 
 impl Drop for SendsName {
     fn drop(&mut self) {
-        self.0.send(thread::current().name().unwrap_or_default().to_owned()).unwrap();
+        send_thread_name(&self.0);
     }
 }
 
@@ -225,11 +225,7 @@ fn errors_of_device_operations_are_dropped_by_workers() {
             let gpu = manual();
             let engine = engine(kind, &gpu);
             let var = device(&engine, 1);
-            let (sender, names) = mpsc::channel::<String>();
-            let dropped_by_a_worker = |what: &str| {
-                let name = names.recv().unwrap();
-                assert!(name.starts_with("raddle-") && !name.starts_with("raddle-gpu"), "{kind}, {what}: {name}");
-            };
+            let (sender, names) = mpsc::channel();
             // Once the failure was ignored, only the operation in flight has the error.
             let error = SendsName(sender.clone());
             let launch = engine.op("fails").on(GPU).launch_any(var.read(), move |stream, var| {
@@ -239,7 +235,7 @@ fn errors_of_device_operations_are_dropped_by_workers() {
             launch.unwrap();
             eventually("the function has failed", || engine.clear_errors().is_some());
             gpu.advance(ms(1));
-            dropped_by_a_worker("an ignored error");
+            assert_sent_by_worker(&names, format_args!("{kind}, an ignored error"));
             engine.wait_for_all().unwrap();
             // A kernel overwrites the failed variable.
             let error = SendsName(sender);
@@ -253,7 +249,7 @@ fn errors_of_device_operations_are_dropped_by_workers() {
             engine.op("overwrites").on(GPU).launch_any(var.overwrite(), overwrite).unwrap();
             issued(&gpu, 2, 0);
             gpu.advance(ms(1));
-            dropped_by_a_worker("an overwritten error");
+            assert_sent_by_worker(&names, format_args!("{kind}, an overwritten error"));
             engine.wait_for_all().unwrap();
         });
     }

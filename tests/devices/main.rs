@@ -13,7 +13,7 @@ mod stop;
 mod streams;
 mod waiters;
 
-use std::time::Duration;
+use std::{fmt::Display, sync::mpsc, thread, time::Duration};
 
 use common::shapes::*;
 use common::{Gate, eventually};
@@ -137,4 +137,16 @@ fn issued(gpu: &SimulatedGpu, launches: u64, copies: u64) {
         assert!(counts.launches <= launches && counts.copies <= copies, "{counts:?}");
         (counts.launches, counts.copies) == (launches, copies)
     });
+}
+
+/// Sends the name of the calling thread.
+fn send_thread_name(to: &mpsc::Sender<String>) {
+    to.send(thread::current().name().unwrap_or_default().to_owned()).expect("the test should receive the name");
+}
+
+/// Receives the name of a thread, and asserts that the thread is a worker of an engine rather than one of a GPU lane.
+#[track_caller]
+fn assert_sent_by_worker(names: &mpsc::Receiver<String>, what: impl Display) {
+    let name = names.recv().expect("a thread should send its name");
+    assert!(name.starts_with("raddle-") && !name.starts_with("raddle-gpu"), "{what}: {name}");
 }

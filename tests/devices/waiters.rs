@@ -18,7 +18,10 @@ use raddle::{
     Device, DeviceVec, Engine, EngineKind, OpContext, PushError, SimulatedGpu, Var, WaitError, simulated::Clock,
 };
 
-use super::{GPU, builder, device, engine, hold_lane, issued, kernel, manual, ms, pinned, reading_kernel, simulated};
+use super::{
+    GPU, assert_sent_by_worker, builder, device, engine, hold_lane, issued, kernel, manual, ms, pinned, reading_kernel,
+    send_thread_name, simulated,
+};
 use crate::common::{AWHILE, Gate, KINDS, SOON, THREADED, occupy, watched, watched_for};
 
 /// A wait covers the operations pushed before it, however many readers follow.
@@ -84,7 +87,7 @@ struct SendsName(mpsc::Sender<String>);
 
 impl Wake for SendsName {
     fn wake(self: Arc<Self>) {
-        self.0.send(thread::current().name().unwrap_or_default().to_owned()).unwrap();
+        send_thread_name(&self.0);
     }
 }
 
@@ -129,8 +132,7 @@ fn wakers_that_a_device_triggers_are_called_by_workers() {
                 issued(&gpu, number + 1, 0);
                 assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "{kind}, {number}");
                 gpu.advance(ms(1));
-                let name = names.recv().unwrap();
-                assert!(name.starts_with("raddle-") && !name.starts_with("raddle-gpu"), "{kind}, {number}: {name}");
+                assert_sent_by_worker(&names, format_args!("{kind}, {number}"));
                 assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready(), "{kind}, {number}");
                 engine.wait_for_all().unwrap();
             }
