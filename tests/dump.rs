@@ -661,7 +661,7 @@ fn a_dump_works_on_a_stopped_engine_and_during_a_shutdown() {
 #[test]
 fn hostile_names_do_not_break_the_formats() {
     on_kinds(&THREADED, 1, |engine| {
-        let gate = common::occupy(&engine, 1);
+        let gate = occupy(&engine, 1);
         for name in HOSTILE {
             let x = engine.var(0).named(name);
             engine.op(name).push(x.write(), |_| {}).unwrap();
