@@ -66,17 +66,17 @@ const NO_WORKER: usize = usize::MAX;
 /// Means *no core*.
 const NO_CORE: usize = usize::MAX;
 
-/// The first and the longest time limit of a timed park. Measured on two cores: each wake-up costs the thread sharing
-/// the core some 15 µs. An operation pushed while all other workers run long operations may have to wait until this
-/// park or the next one ends.
-const TIMED_PARK: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(400)];
+/// The time limit of a timed park. Each wake-up costs the thread sharing the core some 15 µs. An operation pushed while
+/// all other workers run long operations may have to wait until this park or the next one ends. Measured: see "Constants
+/// of timed parks and searches" in `benches/README.md`, also for the following constants.
+const TIMED_PARK: Duration = Duration::from_micros(400);
 
-/// If all workers together call `find` at least this often during a timed park, their operations count as short, and
-/// the worker parks once more unless [`MAX_UNREPORTED`] is exceeded. Not tuned.
-const MIN_FINDS: usize = 32;
+/// The longest average time between calls to `find`, over all workers of the lane, at which a worker on a contended core
+/// parks with a time limit, and parks once more.
+const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
 
 /// The maximum number of consecutive timed parks without a report of contention after which a worker may park once
-/// more. Not tuned: a thread whose pushed operations are mostly not yet ready seldom injects, and so seldom reports.
+/// more: a thread whose pushed operations are mostly not yet ready seldom injects, and so seldom reports.
 const MAX_UNREPORTED: u32 = 3;
 
 /// How a worker searching for work appears to notifiers.
@@ -232,6 +232,13 @@ impl Sleep {
         self.finds.iter().fold(0, |sum, finds| sum.wrapping_add(finds.load(Relaxed) / 2))
     }
 
+    /// Returns whether the workers called `find` often during the last `time`, at the beginning of which
+    /// [`finds`](Self::finds) returned `before`. If so, some worker probably finds newly pushed work soon.
+    pub fn is_busy_since(&self, before: usize, time: Duration) -> bool {
+        let count = u32::try_from(self.finds().wrapping_sub(before)).unwrap_or(u32::MAX);
+        time <= MAX_FIND_INTERVAL.saturating_mul(count)
+    }
+
     /// Returns a value that changes with each call to `find` if all workers are [idle](Self::note_idle), and otherwise
     /// `None`.
     pub fn idle_since(&self) -> Option<usize> {
@@ -365,22 +372,21 @@ impl Sleep {
     /// `wakes` is the [number of wake-ups](Self::wakes_of) of the worker before it announced itself. A notifier counts
     /// its wake-up before it unparks the thread, so the park that the wake-up ends is the last one.
     pub fn park_timed(&self, worker: usize, wakes: u64) {
-        let (mut time, mut unreported) = (TIMED_PARK[0], 0);
+        let mut unreported = 0;
         loop {
             let before = self.finds();
             if removed(Step::TimedParkEnds) {
                 thread::park();
             } else {
-                thread::park_timeout(time);
+                thread::park_timeout(TIMED_PARK);
             }
             if self.wakes_of(worker) != wakes {
                 break;
             }
             unreported = if self.is_contended(worker) { 0 } else { unreported + 1 };
-            if self.finds().wrapping_sub(before) < MIN_FINDS || unreported > MAX_UNREPORTED {
+            if !self.is_busy_since(before, TIMED_PARK) || unreported > MAX_UNREPORTED {
                 break;
             }
-            time = (2 * time).min(TIMED_PARK[1]);
             self.clear_contended(worker);
         }
         pause::at(Point::SleepWoken);

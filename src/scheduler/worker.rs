@@ -51,7 +51,8 @@ const MANY_STALE: u32 = 16;
 /// the worker found. A function that queues for a worker uses the same limit.
 pub const LONGEST_STAY: Duration = Duration::from_millis(100);
 
-/// The number of search rounds between two readings of the clock.
+/// The number of search rounds between two readings of the clock. Measured, like the constants below: see "Constants of
+/// timed parks and searches" in `benches/README.md`.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const ROUNDS_PER_CLOCK: u32 = 8;
 
@@ -61,14 +62,10 @@ const ROUNDS_PER_CLOCK: u32 = 8;
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const CONTENDED: Duration = Duration::from_micros(20);
 
-/// The longest average time between calls to `find`, over all workers of the lane, at which a worker on a contended
-/// core still parks with a time limit. Not tuned.
-const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
-
-/// The numbers of pauses between two search rounds: before the first reading of the clock, and after it. Not tuned:
-/// some 100 ns at first, so that a searcher does not keep taking cache lines away from a pusher and a busy worker that
-/// write them. If nothing has been found by then, the pushers probably pause between pushes, and a searcher that pauses
-/// less finds their operations sooner.
+/// The numbers of pauses between two search rounds: before the first reading of the clock, and after it. Some 100 ns at
+/// first, so that a searcher does not keep taking cache lines away from a pusher and a busy worker that write them. If
+/// nothing has been found by then, the pushers probably pause between pushes, and a searcher that pauses less finds
+/// their operations sooner.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSES_PER_ROUND: [u32; 2] = [8, 2];
 
@@ -612,14 +609,12 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Whether the lane's workers have called `find` often since the previous call of this function. If so, some worker
-    /// probably finds newly pushed work soon.
+    /// Whether the lane's workers have called `find` often since the previous call of this function.
     fn is_lane_busy(&self) -> bool {
-        let (now, finds) = (Instant::now(), self.lane.sleep().finds());
-        let (then, before) = self.sample.replace((now, finds));
-        let count = u32::try_from(finds.wrapping_sub(before)).unwrap_or(u32::MAX);
+        let (now, sleep) = (Instant::now(), self.lane.sleep());
+        let (then, before) = self.sample.replace((now, sleep.finds()));
         // Models have no clock.
-        cfg!(any(raddle_loom, raddle_shuttle)) || now - then <= MAX_FIND_INTERVAL.saturating_mul(count)
+        cfg!(any(raddle_loom, raddle_shuttle)) || sleep.is_busy_since(before, now - then)
     }
 
     /// Ends a search that found `op`. The last searcher wakes another worker if there is more work, because notifiers
