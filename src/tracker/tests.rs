@@ -15,6 +15,7 @@ use super::{
     access::{Arity, DONE, READ_OK, WRITE_OK, grantable_at_link, linked, newly_grantable},
     complete::{Spent, complete, complete_access},
     followers::{MAX_FOLLOWERS, followers},
+    look::each_waiting,
     op::{INLINE_ACCESSES, Rejection},
     push::{Inserter, Insertion, Pushed, help, insert},
 };
@@ -553,6 +554,12 @@ fn debug_output_shows_the_flags_and_the_counts() {
     assert_eq!(end(writer), [last.as_ptr()]);
     assert_eq!(end(last), []);
     assert_eq!(access(last), "Access { mode: Write, read_ok: true, write_ok: true, done: true, has_next: false, .. }");
+    let half = operation(&[(&a, Read), (&b, Read)]);
+    half.register(half.left_at(0));
+    let text = format!("{:?}", *half);
+    assert!(text.starts_with("Op { wait: 3, registered: 1, live: 3, accesses: [Access {"), "{text}");
+    // The operation was never in a queue, so this test owns all its shares.
+    drop(half.owned().completed(2));
 }
 
 #[test]
@@ -607,6 +614,48 @@ fn followers_are_limited_and_skip_completed_readers() {
     readers.splice(0..0, [first, writer]);
     for op in readers {
         end(op);
+    }
+}
+
+#[test]
+fn operations_waiting_for_an_access_are_the_conflicting_ones_up_to_the_next_writer() {
+    let var = Var::new(1);
+    let guard = epoch::pin();
+    let seen = |op: Known, max: usize| {
+        let mut seen = Vec::new();
+        each_waiting(&op.accesses()[0], &guard, max, |op| seen.push(std::ptr::from_ref(op).cast_mut()));
+        seen
+    };
+    let [first, reader, wait, second, writer, late] =
+        [Write, Read, Await, Read, Write, Read].map(|mode| pushed(&[(&var, mode)]).0);
+    let waiting = [reader, wait, second, writer].map(Known::as_ptr);
+    assert_eq!(seen(first, usize::MAX), waiting);
+    assert_eq!(seen(first, 2), waiting[..2]);
+    assert_eq!(seen(reader, usize::MAX), [wait.as_ptr(), writer.as_ptr()]);
+    assert_eq!(seen(wait, usize::MAX), [writer.as_ptr()]);
+    assert_eq!(seen(writer, usize::MAX), [late.as_ptr()]);
+    assert_eq!(seen(late, usize::MAX), []);
+    for op in [first, reader, wait, second, writer, late] {
+        end(op);
+    }
+}
+
+#[test]
+fn an_operation_that_was_looked_at_in_its_queue_can_be_taken_or_popped() {
+    for is_taken in [true, false] {
+        let (op, task) = operation_with_task(false, &[]);
+        assert_eq!(push(op), READY);
+        let entry = op.owned();
+        entry.publish(|| true);
+        let (entry, seen) = entry.look_at_entry(OpRef::as_ptr).expect("no waiter has taken the operation");
+        assert_eq!(seen, op.as_ptr());
+        // SAFETY: the operation was published, and has not started.
+        let take = || unsafe { OpRef::take(|| Some(op.0)) };
+        let taken = if is_taken { take() } else { None };
+        let popped = entry.pop_entry();
+        assert_eq!((taken.is_some(), popped.is_some()), (is_taken, !is_taken));
+        assert_eq!(end(op), []);
+        assert_eq!(task.strong_count(), 0, "the entry has kept its share of the record");
     }
 }
 

@@ -591,9 +591,15 @@ fn submit_treats_an_error_as_a_value() {
 #[test]
 fn names_convert_from_every_string_type() {
     on_kinds(&KINDS, 1, |engine| {
-        for name in [Name::from("a"), Name::from("a".to_owned()), Name::from(Arc::<str>::from("a")), Name::default()] {
+        let names = [
+            (Name::from("a"), "a"),
+            (Name::from("a".to_owned()), "a"),
+            (Name::from(Arc::<str>::from("a")), "a"),
+            (Name::default(), ""),
+        ];
+        for (name, expected) in names {
+            assert_eq!(name.as_str(), expected);
             let token = engine.token();
-            let expected = name.as_str().to_owned();
             engine.op(name).writes([&token]).push_sync(|_| Err::<(), _>("no")).unwrap();
             let error = failure(engine.wait_for_var(&token));
             assert_eq!(error.name(), expected);

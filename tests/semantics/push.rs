@@ -131,6 +131,8 @@ fn an_operation_on_a_device_that_the_engine_lacks_is_refused() {
     on_kinds(&KINDS, 1, |engine| {
         let pushed = engine.op("").on(Device::Gpu(3)).push_sync(|_| {});
         assert_eq!(pushed, Err(PushError::NoSuchDevice(Device::Gpu(3))));
+        let shown = pushed.unwrap_err().to_string();
+        assert!(shown.contains("no device gpu(3);"), "{shown}");
         engine.op("").on(Device::Cpu).push_sync(|_| {}).unwrap();
     });
 }
