@@ -10,17 +10,25 @@ use std::{thread, time::Duration};
 
 use common::shapes::*;
 use common::{hold, share_of_a_core, watched};
-use raddle::{Engine, EngineKind, IdlePolicy};
+use raddle::{Device, Engine, EngineKind, IdlePolicy, Property, SimulatedGpu};
 
 fn work(engine: &Engine) {
     let value = engine.var(0);
     for _ in 0..1000 {
         engine.op("").push(value.write(), |value| *value += 1).unwrap();
-        for property in [raddle::Property::CopyToGpu, raddle::Property::CopyFromGpu, raddle::Property::CpuPrioritized] {
+        for property in [Property::CopyToGpu, Property::CopyFromGpu, Property::CpuPrioritized] {
             engine.op("").property(property).push((), |()| {}).unwrap();
         }
     }
     assert_eq!(engine.get(&value).unwrap(), 1000);
+    engine.wait_for_all().unwrap();
+}
+
+/// Pushes an operation to each lane of a GPU. The first one starts the lane's thread.
+fn work_on_gpu(engine: &Engine) {
+    for property in [Property::CopyToGpu, Property::CopyFromGpu, Property::Normal, Property::GpuPrioritized] {
+        engine.op("").on(Device::Gpu(0)).property(property).push((), |()| {}).unwrap();
+    }
     engine.wait_for_all().unwrap();
 }
 
@@ -34,15 +42,18 @@ fn an_idle_engine_uses_no_cpu() {
                 engines.push(Engine::builder().kind(kind).workers(4).idle(idle).build().unwrap());
             }
         }
+        let with_gpu =
+            Engine::builder().kind(EngineKind::PerDevice).workers(4).gpu(SimulatedGpu::new()).build().unwrap();
         // First, the engines are new and unused.
         thread::sleep(Duration::from_millis(100));
         let share = share_of_a_core();
-        assert!(share < 0.04, "six unused engines use {share} of a core");
+        assert!(share < 0.04, "seven unused engines use {share} of a core");
         // Next, the engines are idle again after work.
         engines.iter().for_each(work);
+        work_on_gpu(&with_gpu);
         thread::sleep(Duration::from_millis(100));
         let share = share_of_a_core();
-        assert!(share < 0.04, "six idle engines use {share} of a core");
+        assert!(share < 0.04, "seven idle engines use {share} of a core");
         // An operation is pending and three threads wait for it, one of them inside an operation, but no operation is
         // ready to run.
         let engine = &engines[1];

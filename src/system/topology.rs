@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(parse("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
         assert_eq!(parse("7"), Some(vec![7]));
         assert_eq!(parse("\n"), Some(vec![]));
-        for wrong in ["a", "1-", "-1", "1,,2", "0-99999999999", "0-1000000"] {
+        for wrong in ["a", "1-", "-1", "1,,2", "0-99999999999", "0-1024"] {
             assert_eq!(parse(wrong), None, "{wrong}");
         }
     }
@@ -173,9 +173,9 @@ mod tests {
             let before = allowed();
             assert!(!before.is_empty(), "Linux reports no cores");
             assert!(!keep_to(&[]), "an empty set must be refused");
-            assert!(!keep_to(&[MAX_CORES + 1]), "a core that does not exist was accepted");
+            assert!(!keep_to(&[MAX_CORES]), "a core that does not exist was accepted");
             assert!(keep_to(&[before[0], MAX_CORES + 1]));
-            assert_eq!(*allowed(), before[..1]);
+            assert_eq!(common(&before, &allowed()), before[..1]);
             assert_eq!(
                 parallelism(&before),
                 std::thread::spawn(move || {

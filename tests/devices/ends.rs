@@ -82,6 +82,37 @@ fn waits_for_a_stalled_device_time_out_and_can_be_repeated() {
     }
 }
 
+/// The device has completed both kernels, but the lane of the first one, which could still find that the device is
+/// lost, does not know yet.
+#[test]
+fn an_operation_does_not_end_before_those_of_other_lanes_on_which_it_depends() {
+    watched_for(AWHILE, || {
+        let gpu = manual();
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let (var, out, ran) = (device(&engine, 1), device(&engine, 1), Gate::new());
+        let at_run = ran.clone();
+        let gate = hold_lane(&engine, Property::CopyToGpu);
+        let first = engine.op("first").on(GPU).kind(Property::CopyToGpu);
+        first.launch_any(var.write(), |stream, var| simulated(stream).launch(Duration::ZERO, var, |_| {})).unwrap();
+        let second = engine.op("second").on(GPU).submit_launch_any((var.read(), out.write()), |stream, (var, out)| {
+            simulated(stream).launch(Duration::ZERO, (var, out), move |_| at_run.open())
+        });
+        let second = second.unwrap();
+        gate.open();
+        // The lane is held again once it has issued the first kernel.
+        let gate = hold_lane(&engine, Property::CopyToGpu);
+        issued(&gpu, 2, 0);
+        gpu.advance(ms(2));
+        ran.pass();
+        let polls = gpu.counts().polls;
+        eventually("the other lane has polled its stream", || second.is_done() || gpu.counts().polls > polls + 100);
+        assert!(!second.is_done(), "the second operation has ended before the first");
+        gate.open();
+        second.wait().unwrap();
+        assert_eq!((var.version(), out.version()), (1, 1));
+    });
+}
+
 #[test]
 fn a_wait_to_read_does_not_wait_for_kernels_that_read() {
     for kind in THREADED {

@@ -215,6 +215,76 @@ fn an_event_is_recorded_once_when_a_dependent_operation_requests_it() {
     });
 }
 
+/// Waits until `launches` kernels have been issued and have passed on their variables, which are used by one lane only.
+fn passed_on(gpu: &SimulatedGpu, launches: u64) {
+    issued(gpu, launches, 0);
+    // The lane does not poll its stream before it is done with the operation that it issues.
+    let polls = gpu.counts().polls;
+    eventually("the lane polls its stream", || gpu.counts().polls > polls);
+}
+
+/// A dependent operation that arrives late makes the lane record events in advance, at first for 64 operations.
+#[test]
+fn events_are_recorded_in_advance_only_for_a_while_if_no_stream_waits_for_them() {
+    watched(|| {
+        let gpu = SimulatedGpu::default();
+        let engine = engine(EngineKind::PerDevice, &gpu);
+        let (var, out) = (device(&engine, 1), device(&engine, 1));
+        gpu.stall();
+        kernel(&engine, "write", &var, |_| {});
+        passed_on(&gpu, 1);
+        kernel_from(&engine, "urgent", Property::GpuPrioritized, &var, &out, |_, _| {});
+        issued(&gpu, 2, 0);
+        gpu.resume();
+        engine.wait_for_all().unwrap();
+        // Returns how many events have been recorded after another hundred operations, on which no others depend.
+        let after_more = || {
+            for _ in 0..100 {
+                kernel(&engine, "alone", &var, |_| {});
+                engine.wait_for_all().unwrap();
+            }
+            gpu.counts().records
+        };
+        assert_eq!(gpu.counts().records, 1);
+        let records = after_more();
+        assert!(records > 1, "no event is recorded in advance");
+        assert_eq!(after_more(), records, "events are recorded although no stream waits for them");
+    });
+}
+
+/// The first kernel has a mark behind it. A CPU operation that is pushed later waits for that mark or, if it depends on
+/// a later kernel, for a new one.
+#[test]
+fn a_mark_is_made_for_a_late_cpu_operation_only_if_no_earlier_mark_suffices() {
+    for kind in THREADED {
+        watched_for(AWHILE, move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let [first, second, third] = std::array::from_fn(|_| device(&engine, 1));
+            let look = |var: &Var<DeviceVec<u64>>| engine.op("look").submit(var.read(), |_| ()).unwrap();
+            kernel(&engine, "first", &first, |_| {});
+            passed_on(&gpu, 1);
+            kernel(&engine, "second", &second, |_| {});
+            passed_on(&gpu, 2);
+            // The lane receives the CPU operation before the third kernel.
+            let look_at_first = look(&first);
+            kernel(&engine, "third", &third, |_| {});
+            passed_on(&gpu, 3);
+            assert_eq!(gpu.counts().marks, 1, "{kind}: there was a mark behind the first kernel");
+            let look_at_second = look(&second);
+            eventually("the second kernel has a mark behind it", || gpu.counts().marks == 2);
+            gpu.advance(ms(3));
+            look_at_first.wait().unwrap();
+            look_at_second.wait().unwrap();
+            kernel(&engine, "fourth", &first, |_| {});
+            passed_on(&gpu, 4);
+            assert_eq!(gpu.counts().marks, 3, "{kind}: an operation was marked twice");
+            gpu.advance(ms(1));
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
 /// The event for a known dependent operation is recorded directly behind its dependency, before later commands of the
 /// stream. The same applies to the mark for a CPU operation.
 #[test]

@@ -1,7 +1,11 @@
 //! Tests of the results of device operations: values, versions, memory.
 
 use crate::common::shapes::*;
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use raddle::{Device, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, SimulatedGpu, Var, simulated::Clock};
 
@@ -700,6 +704,42 @@ fn a_naive_engine_checks_the_stream_now_and_then_while_it_waits() {
     });
 }
 
+/// The thread of a lane sleeps between the polls of a stream that makes no progress. From time to time, it also checks
+/// whether the stream is sound. Both would only delay a stream that makes progress.
+#[test]
+fn a_stream_that_makes_no_progress_is_polled_seldom_and_checked_now_and_then() {
+    for kind in THREADED {
+        watched_for(AWHILE, move || {
+            let gpu = SimulatedGpu::builder().clock(Clock::Instantly).build();
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            gpu.stall();
+            kernel(&engine, "stalled", &var, |_| {});
+            // The thread sleeps after the second check, if not earlier.
+            eventually("the stream is checked several times", || gpu.counts().probes >= 3);
+            let (start, before) = (Instant::now(), gpu.counts());
+            eventually("the stream is checked again", || gpu.counts().probes >= before.probes + 5);
+            let (after, elapsed) = (gpu.counts(), start.elapsed());
+            let (polls, probes) = (after.polls - before.polls, after.probes - before.probes);
+            // Between two polls, the thread sleeps for 50 µs.
+            assert!(Duration::from_micros(50 * (polls - 1)) <= elapsed, "{kind}: {polls} polls in {elapsed:?}");
+            // A millisecond passes between two checks; the first may have been decided before the start.
+            assert!(ms(probes - 2) <= elapsed, "{kind}: {probes} checks in {elapsed:?}");
+            gpu.resume();
+            engine.wait_for_all().unwrap();
+            // From now on, every poll finds progress.
+            let probes = gpu.counts().probes;
+            for _ in 0..5 {
+                // Longer than the time between two checks.
+                thread::sleep(ms(2));
+                kernel(&engine, "immediate", &var, |_| {});
+                engine.wait_for_all().unwrap();
+            }
+            assert_eq!(gpu.counts().probes, probes, "{kind}: a stream that makes progress was checked");
+        });
+    }
+}
+
 /// A call that finds the device's queue full blocks. The lane's thread must not block in this way, since it also polls
 /// the stream.
 #[test]
@@ -746,20 +786,25 @@ fn a_full_stream_receives_further_operations_before_it_is_empty() {
                 SimulatedGpu::builder().launch_latency(Duration::ZERO).kernel_time(ms(1)).clock(Clock::Manual).build();
             let engine = engine(kind, &gpu);
             let var = device(&engine, 1);
-            let gate = hold_lane(&engine, Property::Normal);
-            for _ in 0..500 {
-                kernel(&engine, "one of many", &var, |_| {});
-            }
-            gate.open();
-            eventually("the stream is full", || gpu.counts().launches >= 128);
-            thread::sleep(MOMENT);
-            let (full, marks) = (gpu.counts().launches, gpu.counts().marks);
-            assert!(marks <= 4, "{marks} marks for {full} operations");
-            // Three quarters of the commands are done now.
-            gpu.advance(ms(full * 3 / 4));
-            eventually("more is issued", || gpu.counts().launches >= full + full / 2);
-            while engine.wait_for_all_timeout(ms(1)).is_err() {
-                gpu.advance(ms(2000));
+            // The second time, operations have higher numbers.
+            for _ in 0..2 {
+                let before = gpu.counts();
+                let launches = || gpu.counts().launches - before.launches;
+                let gate = hold_lane(&engine, Property::Normal);
+                for _ in 0..500 {
+                    kernel(&engine, "one of many", &var, |_| {});
+                }
+                gate.open();
+                eventually("the stream is full", || launches() >= 128);
+                thread::sleep(MOMENT);
+                let (full, marks) = (launches(), gpu.counts().marks - before.marks);
+                assert!(marks <= 4, "{marks} marks for {full} operations");
+                // Three quarters of the commands are done now.
+                gpu.advance(ms(full * 3 / 4));
+                eventually("more is issued", || launches() >= full + full / 2);
+                while engine.wait_for_all_timeout(ms(1)).is_err() {
+                    gpu.advance(ms(2000));
+                }
             }
         });
     }
@@ -787,6 +832,41 @@ fn the_thread_of_a_lane_sleeps_for_a_short_time() {
     let lanes = engine.op("look").on(GPU).submit((), move |()| slack()).unwrap();
     assert_eq!(lanes.wait().unwrap(), 1);
     assert_eq!(slack(), before, "the slack of a thread of the program has changed");
+}
+
+/// The kernels run on the lane's thread, a few at each poll. Between the first polls, the thread only pauses.
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn the_thread_of_a_lane_does_not_sleep_between_the_first_polls() {
+    let gpu = random(3);
+    let engine = engine(EngineKind::PerDevice, &gpu);
+    let var = device(&engine, 1);
+    // Returns how often the calling thread has slept.
+    let sleeps = || {
+        let status = std::fs::read_to_string("/proc/thread-self/status").expect("procfs");
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        count.expect("the status should have this line").trim().parse::<u64>().expect("a number")
+    };
+    kernel(&engine, "first", &var, |_| {});
+    engine.wait_for_all().unwrap();
+    // Now, the thread is older than a stream is polled without sleeping.
+    thread::sleep(ms(2));
+    let (polls, (sender, counts)) = (gpu.counts().polls, std::sync::mpsc::channel());
+    let launch = engine.op("many").on(GPU).launch_any((), move |stream, ()| {
+        let mut stream = simulated(stream);
+        for _ in 0..100 {
+            let sender = sender.clone();
+            stream.launch(Duration::ZERO, (), move |()| {
+                let _ = sender.send(sleeps());
+            })?;
+        }
+        Ok::<_, raddle::DeviceError>(())
+    });
+    launch.unwrap();
+    engine.wait_for_all().unwrap();
+    let (polls, counts) = (gpu.counts().polls - polls, counts.iter().collect::<Vec<_>>());
+    let slept = counts[counts.len() - 1] - counts[0];
+    assert!(counts.len() == 100 && slept <= polls / 4, "the thread slept {slept} times between {polls} polls");
 }
 
 #[test]
