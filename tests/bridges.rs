@@ -106,6 +106,7 @@ fn tracing_has_a_span_for_each_function_and_an_event_for_each_end() {
         tracing::info!(target: "program", "asked");
     };
     engine.op("ask").push_async((), asks).unwrap();
+    engine.op("next").push((), |()| tracing::info!(target: "program", "apart")).unwrap();
     drop(engine);
 
     let lines = log.0.lines.lock().unwrap().clone();
@@ -120,6 +121,7 @@ fn tracing_has_a_span_for_each_function_and_an_event_for_each_end() {
     has(r#"INFO message=after in ["operation name=\"outer\" worker=\"cpu 0\" priority=0"]"#);
     has(r#"INFO message=asked in ["operation name=\"ask\" worker=\"cpu 0\" priority=0"]"#);
     has(r#"DEBUG message=succeeded name="ask" in []"#);
+    has(r#"INFO message=apart in ["operation name=\"next\" worker=\"cpu 0\" priority=0"]"#);
     assert!(!lines.iter().any(|line| line.contains("wait")), "the engine's operations are logged: {lines:#?}");
 }
 

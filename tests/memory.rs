@@ -7,8 +7,8 @@ use raddle_testkit as common;
 use std::time::Duration;
 
 use common::shapes::*;
-use common::{KINDS, child_succeeds, eventually, is_child, resident_bytes, thread_count, watched_for};
-use raddle::{Device, Engine, EngineKind, SimulatedGpu};
+use common::{KINDS, child_succeeds, eventually, is_child, mapped_bytes, resident_bytes, thread_count, watched_for};
+use raddle::{Device, Engine, EngineKind, Recorder, SimulatedGpu};
 
 const PUSHES: usize = 2_000_000;
 
@@ -141,4 +141,33 @@ fn in_a_child_simulated_devices_come_and_go() {
     build_and_drop(100);
     let grown = resident_bytes().saturating_sub(before);
     assert!(grown < LIMIT, "memory grew by {grown} bytes over 100 devices with 2 MiB each");
+}
+
+/// A thread has a ring for each recorder, and names in a ring own memory until they are read.
+#[test]
+#[cfg_attr(miri, ignore = "reads /proc")]
+fn the_memory_of_recorders_is_freed_with_them() {
+    child_succeeds("in_a_child_recorders_come_and_go");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_recorders_come_and_go() {
+    const RING: usize = 16 * MEBIBYTE;
+    assert!(is_child());
+    let build_and_drop = |times: usize| {
+        for _ in 0..times {
+            let recorder = Recorder::with_capacity(RING);
+            let engine = Engine::builder().kind(EngineKind::Naive).recorder(&recorder).build().expect("an engine");
+            for number in 0..1000 {
+                engine.op(format!("{number:01000}")).push((), |()| {}).expect("the engine should be open");
+            }
+        }
+    };
+    build_and_drop(10);
+    let before = (resident_bytes(), mapped_bytes());
+    build_and_drop(50);
+    let grown = (resident_bytes().saturating_sub(before.0), mapped_bytes().saturating_sub(before.1));
+    assert!(grown.0 < LIMIT, "memory grew by {} bytes over 50 recorders with 1 MB of names each", grown.0);
+    assert!(grown.1 < 10 * RING, "the address space grew by {} bytes over 50 recorders", grown.1);
 }

@@ -5,6 +5,7 @@
 use raddle_testkit as common;
 
 use std::{
+    collections::{HashMap, HashSet},
     panic::Location,
     path::PathBuf,
     sync::{
@@ -421,6 +422,33 @@ fn operations_of_a_gpu_are_issued_and_end_later() {
 }
 
 #[test]
+fn an_operation_of_a_gpu_may_start_once_those_before_it_are_issued() {
+    for kind in THREADED {
+        watched(move || {
+            let (recorder, gpu) = (Recorder::new(), SimulatedGpu::new());
+            let engine = Engine::builder().kind(kind).workers(1).gpu(gpu.clone()).recorder(&recorder).build().unwrap();
+            let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
+            gpu.stall();
+            for name in ["first", "second"] {
+                engine
+                    .op(name)
+                    .on(Device::Gpu(0))
+                    .try_launch(value.write(), |stream, value| {
+                        Ok(stream.simulated().unwrap().launch(Duration::ZERO, value, |value| value.fill(1))?)
+                    })
+                    .unwrap();
+            }
+            eventually("both operations are issued", || gpu.counts().launches == 2);
+            gpu.resume();
+            engine.wait_for_all().unwrap();
+            let trace = recorder.take();
+            assert!(named(&trace, "second").started < named(&trace, "first").ended, "{:?}", trace.ops());
+            trace.check_order().unwrap();
+        });
+    }
+}
+
+#[test]
 fn an_operation_of_a_lost_gpu_is_skipped_without_a_run() {
     for kind in KINDS {
         watched(move || {
@@ -490,6 +518,37 @@ fn all_events_that_do_not_fit_are_counted() {
     });
 }
 
+/// On Linux, the destructors of thread-locals run in the reverse order of the first uses, so the thread has no ring any
+/// more when this one runs.
+#[cfg(target_os = "linux")]
+#[test]
+fn events_of_a_thread_that_is_ending_are_counted() {
+    use std::cell::Cell;
+
+    struct PushesAtExit(Engine);
+    impl Drop for PushesAtExit {
+        fn drop(&mut self) {
+            (0..20).for_each(|_| self.0.op("at exit").push((), |()| {}).unwrap());
+        }
+    }
+    thread_local!(static AT_EXIT: Cell<Option<PushesAtExit>> = const { Cell::new(None) });
+    recorded(&KINDS, |engine, recorder| {
+        let inside = engine.clone();
+        let pushes = move || {
+            AT_EXIT.set(Some(PushesAtExit(inside.clone())));
+            inside.op("before").push((), |()| {}).unwrap();
+        };
+        thread::spawn(pushes).join().unwrap();
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        assert_eq!(named(&trace, "before").outcome, Some(Outcome::Succeeded));
+        assert!(!trace.ops().iter().any(|op| op.name.as_str() == "at exit"), "{:?}", trace.ops());
+        // The push, the start and the end of each.
+        assert!(trace.lost() >= 3 * 20, "{} events", trace.lost());
+        assert_eq!(engine.stats().ended, 21);
+    });
+}
+
 #[test]
 fn an_operation_that_has_not_ended_is_in_both_traces() {
     recorded(&THREADED, |engine, recorder| {
@@ -513,6 +572,41 @@ fn an_operation_that_has_not_ended_is_in_both_traces() {
         let after = named(&trace, "long");
         assert_eq!((after.id, after.pushed, after.started), (before.id, before.pushed, before.started));
         assert!(after.ended.is_some());
+    });
+}
+
+#[test]
+fn an_engine_without_workers_runs_operations_on_the_threads_that_push_them() {
+    recorded(&[EngineKind::Naive], |engine, recorder| {
+        for number in 0..3 {
+            let push = || engine.op(format!("by thread {number}")).push((), |()| {}).unwrap();
+            thread::scope(|scope| {
+                thread::Builder::new().name(format!("pushes {number}")).spawn_scoped(scope, push).unwrap();
+            });
+        }
+        let trace = recorder.take();
+        for number in 0..3 {
+            let op = named(&trace, &format!("by thread {number}"));
+            assert_eq!(op.runs[0].place, Place::Thread(op.pushed_by), "{op:?}");
+            assert_eq!(trace.place(op.runs[0].place), format!("pushes {number}"));
+        }
+    });
+}
+
+#[test]
+fn a_thread_that_changes_between_recorders_keeps_its_number_in_each() {
+    watched(|| {
+        let recorders = [(); 2].map(|()| Recorder::new());
+        let build = |recorder| Engine::builder().kind(EngineKind::Naive).recorder(recorder).build().unwrap();
+        let engines = recorders.each_ref().map(build);
+        for _ in 0..3 {
+            engines.iter().for_each(|engine| engine.op("").push((), |()| {}).unwrap());
+        }
+        for recorder in &recorders {
+            let trace = recorder.take();
+            let threads: Vec<u16> = trace.ops().iter().map(|op| op.pushed_by).collect();
+            assert_eq!(threads, [threads[0]; 3]);
+        }
     });
 }
 
@@ -639,6 +733,7 @@ fn statistics_are_grouped_by_name() {
         assert!(quick.ran.mean() < slow.ran.mean());
         let table = stats.to_string();
         assert!(["quick", "failed", "skipped", "99 %"].iter().all(|word| table.contains(word)), "{table}");
+        assert!(!table.contains("events were lost"), "{table}");
         assert_eq!(stats.lanes.is_empty(), engine.kind() == EngineKind::Naive);
     });
 }
@@ -716,6 +811,38 @@ fn fields(mut bytes: &[u8]) -> Vec<(u64, Result<u64, &[u8]>)> {
 
 fn message(fields: &[(u64, Result<u64, &[u8]>)], number: u64) -> Option<Vec<u8>> {
     fields.iter().find(|field| field.0 == number).and_then(|field| field.1.err()).map(<[u8]>::to_vec)
+}
+
+/// Returns the tracks in a Perfetto trace, each with the name of its process. Asserts that tracks, and the threads that
+/// they show, differ in their numbers, which are above zero, as viewers require.
+fn perfetto_tracks(file: &[u8]) -> Vec<(String, String)> {
+    let number = |fields: &[(u64, Result<u64, &[u8]>)], wanted: u64| {
+        let field = fields.iter().find(|field| field.0 == wanted);
+        field.and_then(|field| field.1.ok()).filter(|&number| number > 0).expect("a number above zero")
+    };
+    let name = |fields: &[(u64, Result<u64, &[u8]>)], wanted: u64| {
+        String::from_utf8(message(fields, wanted).unwrap()).unwrap()
+    };
+    let (mut ids, mut threads, mut tracks) = (HashSet::new(), HashSet::new(), Vec::new());
+    // The number and the name of each process, keyed by its own track.
+    let mut processes: HashMap<u64, (u64, String)> = HashMap::new();
+    for descriptor in fields(file).into_iter().filter_map(|(_, packet)| message(&fields(packet.unwrap_err()), 60)) {
+        let descriptor = fields(&descriptor);
+        let id = number(&descriptor, 1);
+        assert!(ids.insert(id), "two tracks have the number {id}");
+        if let Some(process) = message(&descriptor, 3) {
+            let process = fields(&process);
+            processes.insert(id, (number(&process, 1), name(&process, 6)));
+            continue;
+        }
+        let (process, process_name) = &processes[&number(&descriptor, 5)];
+        let thread = message(&descriptor, 4).expect("a track is that of a process or of a thread");
+        let thread = fields(&thread);
+        assert_eq!(number(&thread, 1), *process, "a thread belongs to two processes");
+        assert!(threads.insert((*process, number(&thread, 2))), "two threads have the same number");
+        tracks.push((process_name.clone(), name(&thread, 5)));
+    }
+    tracks
 }
 
 /// A folder for files, removed when this value is dropped.
@@ -796,8 +923,11 @@ fn the_tracks_of_a_trace_are_its_places_and_streams() {
                 Engine::builder().kind(kind).workers(2).gpu(SimulatedGpu::new()).recorder(&recorder).build().unwrap();
             let both = Arc::new(std::sync::Barrier::new(if kind == EngineKind::Naive { 1 } else { 2 }));
             for _ in 0..2 {
-                let both = Arc::clone(&both);
-                engine.op("cpu").push((), move |()| _ = both.wait()).unwrap();
+                for _ in 0..2 {
+                    let both = Arc::clone(&both);
+                    engine.op("cpu").push((), move |()| _ = both.wait()).unwrap();
+                }
+                engine.wait_for_all().unwrap();
             }
             let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
             engine
@@ -809,8 +939,13 @@ fn the_tracks_of_a_trace_are_its_places_and_streams() {
                 .unwrap();
             engine.wait_for_all().unwrap();
             let trace = recorder.take();
-            let mut places: Vec<String> =
-                trace.ops().iter().flat_map(|op| &op.runs).map(|run| trace.place(run.place)).collect();
+            let process = |place: Place| match place {
+                Place::Worker { engine, .. } | Place::Gpu { engine, .. } => format!("engine {engine}"),
+                Place::Thread(_) => "other threads".to_owned(),
+            };
+            let runs = trace.ops().iter().flat_map(|op| &op.runs);
+            let mut places: Vec<(String, String)> =
+                runs.map(|run| (process(run.place), trace.place(run.place))).collect();
             let lane = match kind {
                 EngineKind::Naive => None,
                 EngineKind::Pooled => Some("gpu(0) gpu"),
@@ -818,19 +953,31 @@ fn the_tracks_of_a_trace_are_its_places_and_streams() {
             };
             if let Some(lane) = lane {
                 for expected in ["cpu 0", "cpu 1", lane] {
-                    assert!(places.iter().any(|place| place == expected), "{expected} is not in {places:?}");
+                    assert!(places.iter().any(|(_, place)| place == expected), "{expected} is not in {places:?}");
                 }
-                places.push(format!("{lane}: stream"));
+                places.push((format!("engine {}", trace.ops()[0].engine), format!("{lane}: stream")));
+                // The rows of a report are in the order of the lanes and their workers.
+                assert_eq!(data_list(&report_data(&trace), "tracks"), ["cpu 0", "cpu 1", lane]);
             }
             places.sort_unstable();
             places.dedup();
             let mut file = Vec::new();
             trace.write_chrome(&mut file).unwrap();
             let text = String::from_utf8(file).unwrap();
-            let named = text.lines().filter(|line| line.contains(r#""name":"thread_name""#));
-            let mut tracks: Vec<&str> = named
-                .map(|line| line.split(r#""args":{"name":""#).nth(1).unwrap().split('"').next().unwrap())
-                .collect();
+            let lines = |what: &'static str| text.lines().filter(move |line| line.contains(what));
+            let number = |line: &str| numbers(line, "pid")[0] as u64;
+            let name = |line: &str| {
+                line.split(r#""args":{"name":""#).nth(1).unwrap().split('"').next().unwrap().to_owned()
+            };
+            let processes: HashMap<u64, String> =
+                lines(r#""name":"process_name""#).map(|line| (number(line), name(line))).collect();
+            let mut tracks: Vec<(String, String)> =
+                lines(r#""name":"thread_name""#).map(|line| (processes[&number(line)].clone(), name(line))).collect();
+            tracks.sort_unstable();
+            assert_eq!(tracks, places, "{kind}");
+            let mut file = Vec::new();
+            trace.write_perfetto(&mut file).unwrap();
+            let mut tracks = perfetto_tracks(&file);
             tracks.sort_unstable();
             assert_eq!(tracks, places, "{kind}");
         });
@@ -864,6 +1011,41 @@ fn the_environment_sets_a_profile() {
         assert_eq!(file.windows(8).filter(|window| window == b"profiled").count(), 10, "{name}");
         assert_eq!(arrows(&file)[1].len(), 9, "{name}");
     }
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_profiles_have_losses_or_none() {
+    if !common::is_child() {
+        return;
+    }
+    watched(|| {
+        let (folder, logged) = (Folder::new("losses"), common::Journal::new());
+        let journal = logged.clone();
+        common::logger::log_to(move |message| journal.add(message.to_owned()));
+        for variables in [0, 100] {
+            // The smallest ring has no room for the push of an operation on 100 variables.
+            let (recorder, path) = (Recorder::with_capacity(0), folder.0.join("losses.json"));
+            let builder = Engine::builder().kind(EngineKind::Naive).recorder(&recorder).profile(path);
+            let engine = builder.build().unwrap();
+            let tokens: Vec<_> = (0..variables).map(|_| engine.token()).collect();
+            for _ in 0..2 {
+                engine.op("reads").reads(&tokens).push((), |()| {}).unwrap();
+            }
+            let lost = engine.stats().lost;
+            assert_eq!(lost > 0, variables > 0, "{lost} events");
+            engine.shutdown(raddle::Shutdown::Drain, None).unwrap();
+            let message = format!("{lost} events came too fast to be written and are missing from the profile");
+            let expected = if lost > 0 { vec![format!("raddle: {message}")] } else { Vec::new() };
+            assert_eq!(logged.take(), expected);
+        }
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_profile_reports_how_many_events_are_missing() {
+    common::child_succeeds("in_a_child_profiles_have_losses_or_none");
 }
 
 #[test]
@@ -954,6 +1136,60 @@ fn a_report_is_one_page_with_all_data_and_a_critical_path() {
     });
 }
 
+#[test]
+fn the_critical_path_goes_through_what_an_operation_waited_for_or_what_pushed_it() {
+    recorded(&THREADED, |engine, recorder| {
+        let path = |trace: &Trace| -> Vec<(String, Duration)> {
+            let label = |id| trace.ops().iter().find(|op| op.id == id).unwrap().label();
+            trace.critical_path().iter().map(|step| (label(step.op), step.ran)).collect()
+        };
+        let (x, is_over) = (engine.var(0), || eventually("nothing is pending", || engine.pending() == 0));
+
+        // The last operation waits for one that ends after the push.
+        let (gate, inside, read) = (Gate::new(), engine.downgrade(), x.clone());
+        let opened = gate.clone();
+        engine.op("slow").push(x.write(), move |_| opened.pass()).unwrap();
+        let pushes = move |()| inside.op("waits").push(read.read(), |_| {}).unwrap();
+        engine.op("pushes").submit((), pushes).unwrap().wait().unwrap();
+        gate.open();
+        is_over();
+        let trace = recorder.take();
+        let [slow, pushes, waits] = ["slow", "pushes", "waits"].map(|name| named(&trace, name));
+        assert_eq!((waits.parent, &*waits.depends_on), (Some(pushes.id), &[slow.id][..]));
+        assert_eq!(path(&trace), [("slow".to_owned(), slow.ran()), ("waits".to_owned(), waits.ran())]);
+
+        // What the last operation depends on has ended before the push. Of the operation that pushes it, only the time
+        // up to the push counts.
+        engine.op("earlier").push(x.write(), |x| *x += 1).unwrap();
+        is_over();
+        let (gate, inside, read) = (Gate::new(), engine.downgrade(), x.clone());
+        let opened = gate.clone();
+        let pushes = move |()| inside.op("pushed").push(read.read(), move |_| opened.pass()).unwrap();
+        engine.op("pushes").submit((), pushes).unwrap().wait().unwrap();
+        gate.open();
+        is_over();
+        let trace = recorder.take();
+        let [earlier, pushes, pushed] = ["earlier", "pushes", "pushed"].map(|name| named(&trace, name));
+        assert_eq!((pushed.parent, &*pushed.depends_on), (Some(pushes.id), &[earlier.id][..]));
+        let until_push = pushed.pushed - pushes.started.unwrap();
+        assert_eq!(path(&trace), [("pushes".to_owned(), until_push), ("pushed".to_owned(), pushed.ran())]);
+    });
+}
+
+#[test]
+fn a_skipped_operation_is_not_on_the_critical_path() {
+    recorded(&KINDS, |engine, recorder| {
+        let x = engine.var(0);
+        engine.op("fails").try_push(x.write(), |_| Err("a part of this test".into())).unwrap();
+        engine.op("skipped").push(x.write(), |_| {}).unwrap();
+        engine.wait_for_all().unwrap_err();
+        let trace = recorder.take();
+        assert_eq!(named(&trace, "skipped").outcome, Some(Outcome::Skipped));
+        let path: Vec<_> = trace.critical_path().iter().map(|step| step.op).collect();
+        assert_eq!(path, [named(&trace, "fails").id]);
+    });
+}
+
 /// Returns the data in the report on a trace.
 fn report_data(trace: &Trace) -> String {
     let mut page = Vec::new();
@@ -1025,11 +1261,72 @@ fn a_report_follows_the_most_urgent_result() {
 }
 
 #[test]
+fn a_report_compares_average_latencies() {
+    recorded(&KINDS, |engine, recorder| {
+        let run = |name: &'static str, time: Duration| {
+            engine.op(name).push((), move |()| thread::sleep(time)).unwrap();
+            eventually("nothing is pending", || engine.pending() == 0);
+        };
+        // The sum of these latencies may be longer than the one below.
+        (0..500).for_each(|_| run("often", Duration::ZERO));
+        run("once", MOMENT);
+        let trace = recorder.take();
+        let average = |name: &&str| {
+            let named = trace.ops().iter().filter(|op| op.name.as_str() == *name);
+            named.clone().map(|op| op.took().unwrap()).sum::<Duration>() / named.count() as u32
+        };
+        let longest = ["often", "once"].into_iter().max_by_key(average).unwrap();
+        assert_eq!(followed(&report_data(&trace)), (longest, 2.0, 2.0));
+    });
+}
+
+#[test]
+fn a_report_names_at_most_four_places_for_each_name() {
+    recorded(&[EngineKind::Naive], |engine, recorder| {
+        engine.op("named").push((), |()| {}).unwrap();
+        engine.op("named").push((), |()| {}).unwrap();
+        engine.op("named").push((), |()| {}).unwrap();
+        let trace = recorder.take();
+        assert_eq!(data_list(&report_data(&trace), "sites").len(), 3);
+        engine.op("named").push((), |()| {}).unwrap();
+        engine.op("named").push((), |()| {}).unwrap();
+        engine.op("named").push((), |()| {}).unwrap();
+        engine.op("named").push((), |()| {}).unwrap();
+        engine.op("named").push((), |()| {}).unwrap();
+        let trace = recorder.take();
+        assert_eq!(data_list(&report_data(&trace), "sites").len(), 4);
+    });
+}
+
+#[test]
 fn a_report_says_for_how_long_a_worker_was_idle_while_an_operation_waited() {
     watched(|| {
         let recorder = Recorder::new();
         let engine = Engine::builder().workers(1).recorder(&recorder).build().unwrap();
         engine.op("alone").push((), |()| {}).unwrap();
+        engine.wait_for_all().unwrap();
+        // One function has run inside the other, which still runs.
+        let (inner, started, leave) = (engine.downgrade(), Gate::new(), Gate::new());
+        let (starts, leaves) = (started.clone(), leave.clone());
+        let around = move |()| {
+            inner.op("inside").submit((), |()| {}).unwrap().wait().unwrap();
+            starts.open();
+            leaves.pass();
+        };
+        engine.op("around").push((), around).unwrap();
+        started.pass();
+        engine.op("behind both").push((), |()| {}).unwrap();
+        leave.open();
+        engine.wait_for_all().unwrap();
+        // The worker is idle between two functions.
+        engine.op("again").push((), |()| {}).unwrap();
+        engine.wait_for_all().unwrap();
+        // The reader becomes ready at the very time at which the function before it ends.
+        let (x, leave) = (engine.var(0), Gate::new());
+        let leaves = leave.clone();
+        engine.op("writes").push(x.write(), move |_| leaves.pass()).unwrap();
+        engine.op("reads").push(x.read(), |_| {}).unwrap();
+        leave.open();
         engine.wait_for_all().unwrap();
         let (started, has_started) = mpsc::channel();
         let (sender, receiver) = mpsc::channel::<()>();
@@ -1053,9 +1350,13 @@ fn a_report_says_for_how_long_a_worker_was_idle_while_an_operation_waited() {
             row.split(',').nth(6).unwrap().parse::<u128>().unwrap()
         };
         // The worker had nothing else to do, or ran a function for the whole time.
-        assert_eq!(idle("alone"), named(&trace, "alone").queued().unwrap().as_nanos());
-        assert!(idle("alone") > 0 && named(&trace, "behind").queued().unwrap() >= MOMENT);
-        assert_eq!(idle("behind"), 0);
+        for name in ["alone", "again", "reads"] {
+            assert_eq!(idle(name), named(&trace, name).queued().unwrap().as_nanos(), "{name}");
+            assert!(idle(name) > 0, "{name}");
+        }
+        assert_eq!(named(&trace, "reads").ready, named(&trace, "writes").ended);
+        assert!(named(&trace, "behind").queued().unwrap() >= MOMENT);
+        assert_eq!((idle("behind both"), idle("behind")), (0, 0));
         // The last step of the critical path is `behind`, and the page names the place of each push.
         assert!(data.ends_with(",0]]};"), "{data}");
         assert!(data.contains(&format!(r#"["{}:{line}"]"#, file!().replace('\\', "\\\\"))), "{data}");
@@ -1200,6 +1501,7 @@ fn an_observer_is_called_for_each_step() {
 struct Seen {
     step: &'static str,
     name: String,
+    age: Duration,
     lane: String,
     place: Place,
     place_name: String,
@@ -1220,6 +1522,7 @@ impl Noting {
         let seen = Seen {
             step,
             name: op.name.to_owned(),
+            age: op.age(),
             lane: op.lane(),
             place: op.place(),
             place_name: op.place_name(),
@@ -1285,6 +1588,9 @@ fn an_observer_sees_what_the_recorder_records() {
                     // The naive engine has no lanes.
                     let lane = if kind == EngineKind::Naive { "none" } else { trace.lane(op.engine, op.lane) };
                     assert_eq!(seen.lane, lane, "{kind} {seen:?}");
+                    // The end is recorded before the observer is called.
+                    let youngest = if seen.step == "ended" { op.took().unwrap() } else { Duration::ZERO };
+                    assert!((youngest..PATIENCE).contains(&seen.age), "{kind} {seen:?}");
                     if seen.step == "started" {
                         assert_eq!(seen.place, run, "{kind} {seen:?}");
                         if !matches!(run, Place::Thread(_)) {
@@ -1462,7 +1768,7 @@ fn numbers_of_threads_that_have_ended_are_reused() {
         let recorder = Recorder::with_capacity(1 << 16);
         let engine = Engine::builder().workers(1).recorder(&recorder).build().unwrap();
         let x = engine.var(0);
-        let (mut pushed, mut ids) = (0, std::collections::HashSet::new());
+        let (mut pushed, mut ids) = (0, HashSet::new());
         for round in 0..50 {
             for _ in 0..100 {
                 thread::scope(|scope| {

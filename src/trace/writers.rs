@@ -305,11 +305,11 @@ mod tests {
         let place = Place::Worker { engine: 3, lane: 1, worker: 7 };
         shared.running.set(OpId(5 << 12), 99, place.to_word());
         assert_eq!(shared.running(), Some((OpId(5 << 12), 99, place)));
-        for (word, other) in [(&shared.running.op, 6 << 12), (&shared.running.from, 100), (&shared.running.place, 0)] {
-            // Relaxed, like the store below: the test has one thread.
-            let before = word.swap(other, Relaxed);
-            assert!(shared.running().is_none());
-            word.store(before, Relaxed);
+        let Running { op, from, place: at, .. } = &shared.running;
+        for (word, bit) in [op, from, at].into_iter().flat_map(|word| (0..u64::BITS).map(move |bit| (word, bit))) {
+            // Relaxed: the test has one thread.
+            let flip = || word.fetch_xor(1 << bit, Relaxed);
+            assert!((flip(), shared.running(), flip()).1.is_none(), "bit {bit}");
         }
         assert!(shared.running().is_some());
         shared.running.clear();
