@@ -250,6 +250,36 @@ fn a_push_waits_while_something_runs_and_nothing_is_ready() {
     });
 }
 
+/// Returns the time for which processors have run the calling thread.
+#[cfg(target_os = "linux")]
+fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to `time`, which is alive.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+#[cfg_attr(miri, ignore = "measures the processor's time")]
+fn a_push_that_is_held_back_sleeps() {
+    on_limited(&THREADED, 1, 1, |engine| {
+        let gate = occupy(&engine, 1);
+        thread::scope(|scope| {
+            let pusher = scope.spawn(|| {
+                let (start, before) = (Instant::now(), processor_time());
+                engine.op("held back").push((), |()| {}).unwrap();
+                (processor_time() - before, start.elapsed())
+            });
+            thread::sleep(6 * MOMENT);
+            gate.open();
+            let (busy, took) = pusher.join().unwrap();
+            assert!(busy < took / 10, "the thread was busy for {busy:?} of {took:?}");
+        });
+        engine.wait_for_all().unwrap();
+    });
+}
+
 #[test]
 fn a_push_passes_if_everything_waits_for_a_completion() {
     for limit in [1, 10, 100] {
@@ -871,6 +901,11 @@ fn a_woken_future_that_is_dropped_wakes_the_next_one() {
             let waker = Waker::from(Arc::clone(wakes));
             assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         }
+        // A future that is dropped while there is no room wakes no other.
+        let mut other = Box::pin(engine.op("waits").writes([&token]).when_room());
+        assert!(other.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        drop(other);
+        assert!(wakes.iter().all(|wakes| wakes.count() == 0), "a future was woken without room");
         single.complete();
         eventually("the first future is woken", || wakes[0].count() == 1);
         assert_eq!((wakes[1].count(), wakes[2].count()), (0, 0));
@@ -1088,12 +1123,14 @@ fn destructors_of_thread_locals_push() {
         };
         thread::spawn(pushes).join().unwrap();
         engine.wait_for_all().unwrap();
-        // On a worker, the destructor's pushes are not held back.
+        // On a worker, the destructor's pushes are not held back, although the other engine is full and busy.
         let other = limited(engine.kind(), 1, 1);
+        let gate = (engine.kind() != EngineKind::Naive).then(|| occupy(&other, 1));
         let inner = other.downgrade();
         engine.op("enters").push((), move |()| EXIT.with(|exit| exit.0.set(Some(inner)))).unwrap();
         engine.shutdown(Shutdown::Drain, None).unwrap();
         EXIT.with(|exit| exit.0.take());
+        gate.iter().for_each(Gate::open);
         other.wait_for_all().unwrap();
     });
 }

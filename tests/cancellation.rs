@@ -7,7 +7,7 @@ use raddle_testkit as common;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
         mpsc,
     },
@@ -17,9 +17,9 @@ use std::{
 
 use common::{
     Drops, Gate, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, block_on, block_on_within, eventually, failure, hold,
-    occupy, on_kinds, poll_once, watched,
+    lock, occupy, on_kinds, poll_once, watched,
 };
-use raddle::{Cause, Device, Engine, OpContext, OpError, Shutdown, SimulatedGpu, WaitError, cx};
+use raddle::{Cause, Device, Engine, OpContext, OpError, OpHandle, Shutdown, SimulatedGpu, WaitError, cx};
 
 fn is_cancelled(error: &OpError) -> bool {
     matches!(error.cause(), Cause::Cancelled)
@@ -336,6 +336,23 @@ fn the_handle_of_an_asynchronous_run_waits_for_its_completion() {
         let lost = flush.submit().unwrap();
         drop(next());
         assert!(matches!(failure(lost.wait()).cause(), Cause::LostCompletion));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// The run is complete although its function has not returned.
+#[test]
+fn the_function_of_an_asynchronous_run_may_wait_for_its_own_handle_after_its_completion() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (give, own) = mpsc::channel::<OpHandle<()>>();
+        let (own, (sender, result)) = (Mutex::new(own), mpsc::channel());
+        let run = engine.op("own").operator_async((), move |(), done| {
+            done.complete();
+            let own = lock(&own).recv_timeout(PATIENCE).unwrap();
+            sender.send(own.wait()).unwrap();
+        });
+        give.send(run.unwrap().submit().unwrap()).unwrap();
+        result.recv_timeout(PATIENCE).unwrap().expect("the run is complete");
         engine.wait_for_all().unwrap();
     });
 }

@@ -406,6 +406,34 @@ fn a_refused_scope_returns_the_first_failure_of_its_operations() {
     });
 }
 
+/// The refused scope counts its operation out. When the operation's turn comes, it is not counted out again.
+#[test]
+fn an_operation_of_a_refused_scope_leaves_the_group_of_the_scope_once() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, between, inner) = (engine.var(0), engine.var(0), engine.downgrade());
+        let (again, linked) = (value.clone(), between.clone());
+        let outer = engine.op("outer").submit(value.write(), move |_| {
+            inner.op("link").push((again.read(), linked.write()), |_| ()).unwrap();
+            let mut group = None;
+            let refused = inner.scope(|s| {
+                group = Some(s.group());
+                s.op("inside").push(linked.write(), |_| ()).unwrap();
+            });
+            (refused, group)
+        });
+        let (refused, group) = outer.unwrap().wait().unwrap();
+        assert_eq!(deadlock(refused), names("outer", "inside"));
+        while engine.wait_for_all().is_err() {}
+        let (group, (sender, receiver)) = (group.unwrap(), mpsc::channel());
+        assert_eq!(group.pending(), 0);
+        group.op("later").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+        let done = receiver.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(group.pending(), 1, "a member is not counted");
+        done.complete();
+        while engine.wait_for_all().is_err() {}
+    });
+}
+
 /// Each of several operations holds a variable and opens a scope with an operation on the next one's variable.
 #[test]
 fn the_youngest_of_several_scopes_that_wait_for_each_other_is_refused() {

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{HOSTILE, KINDS, THREADED, eventually, hold, occupy, on_kinds, watched, watched_for};
+use common::{Gate, HOSTILE, KINDS, THREADED, eventually, hold, occupy, on_kinds, watched, watched_for};
 use raddle::{Device, Dump, Engine, EngineKind, OpState, PendingOp, Recorder, SimulatedGpu, WaitKind, cx};
 
 fn find<'d>(dump: &'d Dump, name: &str) -> &'d PendingOp {
@@ -533,6 +533,35 @@ fn a_function_that_ends_a_scope_waits_for_its_operations() {
         });
         let wait = aside.waits().iter().find(|wait| wait.thread == "outside").unwrap();
         assert_eq!((wait.kind, wait.waits_for.as_slice()), (WaitKind::Scope, &[index(&aside, "aside")][..]));
+        drop(sender);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// The end of the inner scope removes that scope from dumps, but not the outer one.
+#[test]
+fn a_function_inside_a_scope_waits_for_its_operations_after_an_inner_scope_has_ended() {
+    on_kinds(&THREADED, 3, |engine| {
+        let (sender, receiver) = mpsc::channel::<()>();
+        let (receiver, ended, proceed) = (std::sync::Mutex::new(receiver), Gate::new(), Gate::new());
+        let (ends, proceeds) = (ended.clone(), proceed.clone());
+        engine
+            .op("opens two scopes")
+            .push(cx(), move |cx| {
+                let (engine, inside) = (cx.engine(), || _ = receiver.lock().unwrap().recv());
+                let scoped = engine.scope(|outer| {
+                    outer.op("inside").push((), |()| inside()).unwrap();
+                    engine.scope(|inner| inner.op("short").push((), |()| ()).unwrap()).unwrap();
+                    ends.open();
+                    proceeds.pass();
+                });
+                scoped.unwrap();
+            })
+            .unwrap();
+        ended.pass();
+        let dump = engine.dump();
+        assert_eq!(find(&dump, "opens two scopes").waits_for, [index(&dump, "inside")], "{dump}");
+        proceed.open();
         drop(sender);
         engine.wait_for_all().unwrap();
     });

@@ -799,6 +799,23 @@ tests! {
         }
     }
 
+    /// In the child, the thread of the forking operation is outside all engines, so limits apply to its pushes.
+    a_limit_applies_to_a_worker_that_has_forked in in_a_child_a_worker_pushes_to_a_full_engine {
+        for kind in KINDS {
+            let engine = engine(kind);
+            let forks = move |()| {
+                forked(&format!("{kind}: a full engine"), || {
+                    let full = Engine::builder().kind(kind).workers(1).pin(false).max_pending(1).build().unwrap();
+                    let token = full.token();
+                    let completion = hold(&full, &token);
+                    assert_eq!(full.op("late").if_room().map(drop), Err(PushError::Full));
+                    completion.complete();
+                });
+            };
+            engine.op("forks").submit((), forks).unwrap().wait().unwrap();
+        }
+    }
+
     /// At the moment of the fork, another thread is inside a wait for all and holds the lock of the pending count. The
     /// forking operation is the last one covered by the wait.
     completing_the_last_pending_operation_in_a_child_takes_no_lock in in_a_child_the_count_is_locked {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use common::{
-    Gate, THREADED, child, eventually, is_child,
+    Gate, THREADED, child, eventually, hold, is_child,
     program::{Program, Random, Shape, Source, Watch, check_serial, fewer, run},
     watched,
 };
@@ -272,6 +272,24 @@ fn a_limit_holds_pushes_back() {
                 assert!(engine.pending() <= 11, "{} are pending", engine.pending());
             }
             assert_eq!(engine.get(&total).unwrap(), fewer(300));
+        }
+    });
+}
+
+/// Nothing is ready or running, nor waits to be drawn.
+#[test]
+fn a_push_passes_a_limit_if_everything_waits_for_a_completion() {
+    watched(|| {
+        for workers in [1, 2] {
+            let engine = Engine::builder().workers(workers).pin(false).shuffle(9).max_pending(2).build().unwrap();
+            let token = engine.token();
+            let gate = hold(&engine, &token);
+            for _ in 0..5 {
+                engine.op("behind").writes([&token]).push((), |()| {}).unwrap();
+            }
+            assert_eq!(engine.pending(), 6);
+            gate.open();
+            engine.wait_for_all().unwrap();
         }
     });
 }

@@ -25,7 +25,7 @@ use common::{
 use crossbeam_epoch as epoch;
 use logger::log_to;
 use no_threads::NoThreads;
-use raddle::{Engine, EngineKind, PushError, Shutdown, Token, WaitError};
+use raddle::{BuildError, Device, Engine, EngineKind, PushError, Shutdown, SimulatedGpu, Token, WaitError};
 
 // ----------------------------------------------------------------------------------------------------- loggers ----
 
@@ -261,6 +261,59 @@ fn pending(engine: &Engine) -> Token {
     let token = engine.token();
     engine.push_sync(|_| {}, [], [&token]).expect("the engine should be open");
     token
+}
+
+/// The workers that were laid aside receive threads at the next start.
+#[test]
+fn a_start_that_could_not_start_threads_can_be_repeated() {
+    child_succeeds("in_a_child_a_stopped_engine_cannot_start");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_a_stopped_engine_cannot_start() {
+    if !is_child() {
+        return;
+    }
+    on_kinds(&THREADED, 2, |engine| {
+        engine.stop(None).expect("the engine should stop");
+        let started = {
+            let _none = NoThreads::new();
+            engine.start()
+        };
+        assert!(matches!(started, Err(BuildError::Thread(_))), "{started:?}");
+        engine.start().expect("threads should start again");
+        assert_both_work(&engine);
+        engine.stop(Some(common::SOON)).expect("the engine should stop again");
+    });
+}
+
+/// A lane without a thread does not delay stops.
+#[test]
+fn an_engine_stops_although_the_thread_of_a_device_lane_could_not_be_started() {
+    child_succeeds("in_a_child_the_thread_of_a_device_lane_cannot_be_started");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_the_thread_of_a_device_lane_cannot_be_started() {
+    if !is_child() {
+        return;
+    }
+    on_kinds(&THREADED, 1, |plain| {
+        let builder = Engine::builder().kind(plain.kind()).workers(1).pin(false).gpu(SimulatedGpu::new());
+        let engine = builder.build().expect("an engine");
+        let launch = || engine.op("launch").on(Device::Gpu(0)).launch_any((), |_, ()| ());
+        {
+            let _none = NoThreads::new();
+            assert_eq!(launch(), Err(PushError::DeviceUnavailable(Device::Gpu(0))));
+        }
+        engine.stop(Some(common::SOON)).expect("the engine should stop");
+        engine.start().expect("threads should start");
+        launch().expect("the thread of the lane should start");
+        engine.wait_for_all().expect("no operation should fail");
+        engine.stop(Some(common::SOON)).expect("the engine should stop again");
+    });
 }
 
 // ---------------------------------------------------------------------------------------------- spare threads ----

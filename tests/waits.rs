@@ -673,6 +673,10 @@ fn wakers_may_use_the_engine() {
             for busy in [&busy[0], &busy[1], &busy[0]] {
                 assert!(poll_with(future, &busy.waker()).is_pending());
             }
+            // A waker that the future has already is not cloned again. The only call is the drop of the one made here.
+            let before = busy[0].used.load(SeqCst);
+            assert!(poll_with(future, &busy[0].waker()).is_pending());
+            assert_eq!(busy[0].used.load(SeqCst), before + 1, "a known waker was used");
         }
         for mut future in futures(&engine, &token) {
             assert!(poll_with(&mut future, &busy[1].waker()).is_pending());

@@ -192,21 +192,4 @@ impl Random {
 }
 
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn delays_are_random_and_shorter_than_the_limit() {
-        let delays = |seed| {
-            let shuffler = Shuffler::<()>::new(seed);
-            (0..1000).map(|_| shuffler.delay(Duration::from_micros(100)).as_nanos()).collect::<Vec<_>>()
-        };
-        let delays = [1, 1, 2].map(delays);
-        assert!(delays[0] == delays[1] && delays[0] != delays[2]);
-        for delays in delays {
-            let tenth = |which: u128| delays.iter().filter(|&&delay| delay / 10_000 == which).count();
-            assert!((0..10).all(|which| (50..150).contains(&tenth(which))), "{delays:?}");
-            assert!(delays.iter().all(|&delay| delay < 100_000));
-        }
-    }
-}
+mod tests;

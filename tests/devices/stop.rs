@@ -5,7 +5,7 @@ use std::{sync::mpsc, thread, time::Duration};
 use common::{
     MOMENT, PATIENCE, THREADED, block_on, child_succeeds, is_child, thread_count, wait_for_thread_count, watched,
 };
-use raddle::{EngineKind, IdlePolicy, Shutdown, ShutdownError, WaitError};
+use raddle::{EngineKind, IdlePolicy, OpHandle, PushError, Shutdown, ShutdownError, WaitError, blocking};
 
 use super::*;
 
@@ -132,6 +132,39 @@ fn a_stop_serves_lanes_that_functions_wait_for() {
                 assert_eq!(download(&engine, &var, 1), [5], "{kind} {used}");
             });
         }
+    }
+}
+
+/// A stop is requested while a function waits. If the lane's worker were laid aside, nothing would take it up again.
+#[test]
+fn a_lane_is_served_if_it_is_first_used_while_a_function_waits() {
+    for kind in THREADED {
+        watched(move || {
+            let engine = builder(kind).workers(1).gpu(random(13)).build().unwrap();
+            let var = device(&engine, 1);
+            let (waiting, (sender, receiver)) = (Gate::new(), mpsc::channel::<OpHandle<()>>());
+            let at = waiting.clone();
+            let waits = engine.op("waits").submit((), move |()| {
+                let first_use = blocking(|| {
+                    at.open();
+                    receiver.recv_timeout(PATIENCE).unwrap()
+                });
+                first_use.wait()
+            });
+            waiting.pass();
+            thread::scope(|threads| {
+                let stop = threads.spawn(|| engine.stop(None));
+                eventually("the stop is requested", || engine.is_stopped());
+                let first_use = engine.op("first use").on(GPU).submit_launch_any(var.write(), |stream, var| {
+                    simulated(stream).launch(Duration::ZERO, var, |values| values[0] = 7)
+                });
+                sender.send(first_use.unwrap()).unwrap();
+                stop.join().unwrap().unwrap();
+            });
+            waits.unwrap().wait().unwrap().unwrap();
+            engine.start().unwrap();
+            assert_eq!(download(&engine, &var, 1), [7], "{kind}");
+        });
     }
 }
 
@@ -404,6 +437,22 @@ fn a_lost_device_of_a_stopped_engine_fails_its_operations_after_the_start() {
             engine.start().unwrap();
             let failed = common::failure(engine.wait_for_var(&var));
             assert_eq!(failed.name(), "lost");
+        });
+    }
+}
+
+#[test]
+fn a_push_to_an_engine_that_has_ended_opens_no_stream() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = random(14);
+            let engine = engine(kind, &gpu);
+            engine.shutdown(Shutdown::Drain, None).unwrap();
+            let streams = gpu.counts().streams;
+            assert_eq!(engine.op("late").on(GPU).launch_any((), |_, ()| ()), Err(PushError::ShutDown));
+            // A second shutdown joins the lane's thread if the push has started one.
+            engine.shutdown(Shutdown::Drain, None).unwrap();
+            assert_eq!(gpu.counts().streams, streams, "{kind}");
         });
     }
 }
