@@ -41,7 +41,7 @@ fn an_operation_cancelled_before_its_turn_never_runs_and_in_its_turn_fails_what_
                 unreachable!("the operation was cancelled")
             })
             .unwrap();
-        let _: &raddle::OpHandle<()> = &handle;
+        let _: &OpHandle<()> = &handle;
         let earlier = engine.op("").submit(output.read(), |output| *output);
         assert!(handle.cancel());
         assert_eq!(drops.dropped(), 1, "the call did not drop the function");
@@ -408,7 +408,7 @@ fn an_operation_whose_deadline_has_passed_fails_in_its_turn() {
         let now = Instant::now();
         let late =
             engine.op("late").deadline(now).submit(value.write(), |_| unreachable!("the deadline has passed")).unwrap();
-        let _: &raddle::OpHandle<()> = &late;
+        let _: &OpHandle<()> = &late;
         assert!(matches!(failure(late.wait()).cause(), Cause::DeadlinePassed));
         assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::DeadlinePassed));
         engine.clear_error(&value).unwrap();
@@ -432,12 +432,12 @@ fn a_deadline_that_passes_while_an_operation_waits_for_its_turn_cancels_the_oper
         let accesses = |n: usize| (held.read(), outputs[n].write());
         let late = |name: &'static str| engine.op(name).deadline(soon);
         let submitted = late("submitted").submit(accesses(0), |_| unreachable!("the deadline has passed")).unwrap();
-        let _: &raddle::OpHandle<()> = &submitted;
+        let _: &OpHandle<()> = &submitted;
         let operator = late("operator").operator(accesses(1), |_| unreachable!("the deadline has passed")).unwrap();
         let run = operator.submit().unwrap();
         let future = late("future").submit_future(accesses(2), |_| async { unreachable!("the deadline has passed") });
         let future = future.unwrap();
-        let _: &raddle::OpHandle<()> = &future;
+        let _: &OpHandle<()> = &future;
         late("asynchronous").push_async(accesses(3), |_, _| unreachable!("the deadline has passed")).unwrap();
         let member = group.op("member").deadline(soon);
         member.push(accesses(4), |_| unreachable!("the deadline has passed")).unwrap();
@@ -907,7 +907,7 @@ fn a_cancelling_shutdown_goes_on_cancelling_when_the_last_handle_is_dropped() {
                 unreachable!("{kind}: the operation was cancelled");
             };
             let handle = engine.op("late").submit(value.write(), run).unwrap();
-            let _: &raddle::OpHandle<()> = &handle;
+            let _: &OpHandle<()> = &handle;
             assert!(
                 engine.shutdown(Shutdown::Cancel, Some(Duration::ZERO)).is_err(),
                 "{kind}: the shutdown succeeded although an operation was running"

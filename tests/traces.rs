@@ -966,9 +966,8 @@ fn the_tracks_of_a_trace_are_its_places_and_streams() {
             let text = String::from_utf8(file).unwrap();
             let lines = |what: &'static str| text.lines().filter(move |line| line.contains(what));
             let number = |line: &str| numbers(line, "pid")[0] as u64;
-            let name = |line: &str| {
-                line.split(r#""args":{"name":""#).nth(1).unwrap().split('"').next().unwrap().to_owned()
-            };
+            let name =
+                |line: &str| line.split(r#""args":{"name":""#).nth(1).unwrap().split('"').next().unwrap().to_owned();
             let processes: HashMap<u64, String> =
                 lines(r#""name":"process_name""#).map(|line| (number(line), name(line))).collect();
             let mut tracks: Vec<(String, String)> =
