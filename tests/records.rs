@@ -1,7 +1,8 @@
-//! Operations' records are reused, a bounded number is kept for reuse, and threads that end keep none.
+//! Operations' records are reused, a bounded number is kept for reuse, and threads that end keep none. Workers' handles
+//! to their threads are freed.
 //!
-//! This is a separate binary because the test counts the records of the whole process, which it recognises by their
-//! layout.
+//! This is a separate binary because the test counts the records and the handles of the whole process, which it
+//! recognises by their layouts.
 
 use raddle_testkit::shapes;
 
@@ -28,8 +29,12 @@ struct Count(AtomicUsize, AtomicUsize);
 const RECORD: Layout = layout(320, 64);
 const FIVE_ACCESSES: Layout = layout(5 * 32, 32);
 
+/// The layout of a worker's handle to its thread, which other allocations may have as well.
+const HANDLE: Layout = Layout::new::<thread::Thread>();
+
 static RECORDS: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
 static ACCESSES: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
+static HANDLES: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
 
 const fn layout(size: usize, align: usize) -> Layout {
     match Layout::from_size_align(size, align) {
@@ -43,6 +48,7 @@ impl Count {
         match () {
             () if layout == RECORD => Some(&RECORDS),
             () if layout == FIVE_ACCESSES => Some(&ACCESSES),
+            () if layout == HANDLE => Some(&HANDLES),
             () => None,
         }
     }
@@ -201,6 +207,28 @@ fn records_are_reused_and_freed() {
         outer.expect("the engine should be open").wait().expect("the operation should run");
     }
     assert_comes_down_to(before + IN_TRANSIT, &RECORDS, &engine, "operations taken by waiters");
+
+    // A worker's handle to its thread is freed with its engine.
+    let before = HANDLES.alive();
+    for _ in 0..100 {
+        let threaded = Engine::builder().kind(EngineKind::PerDevice).workers(4).build().expect("an engine");
+        threaded.op("").push((), |()| ()).expect("the engine should be open");
+    }
+    assert_comes_down_to(before + 100, &HANDLES, &engine, "handles to the threads of engines that have ended");
+
+    // A handle is also freed after its worker has moved to another thread, as it does in a wait with a time limit.
+    let before = HANDLES.alive();
+    let threaded = Engine::builder().kind(EngineKind::PerDevice).workers(1).build().expect("an engine");
+    for _ in 0..1000 {
+        let inside = threaded.downgrade();
+        let outer = threaded.op("").submit((), move |()| {
+            let mut inner = inside.op("").submit((), |()| ()).expect("operations should be allowed to push");
+            inner.wait_timeout(Duration::from_secs(20)).expect("the operation should run");
+        });
+        outer.expect("the engine should be open").wait().expect("the operation should run");
+    }
+    assert_comes_down_to(before + 500, &HANDLES, &engine, "handles to the threads that a worker has left");
+    drop(threaded);
 
     // The number of records kept for reuse is bounded, and all others are freed. One record left of each batch would show
     // after a few rounds.

@@ -101,3 +101,12 @@ fn an_inbox_is_empty_after_a_pop() {
     assert!(injector.is_inbox_empty(), "the rest is not in `ready`");
     assert!(injector.pop(DEFAULT_BAND, 1).is_some());
 }
+
+#[test]
+fn bands_above_the_default_are_urgent() {
+    for band in [1, DEFAULT_BAND - 1, DEFAULT_BAND, DEFAULT_BAND + 1, HIGHEST_BAND] {
+        let injector = Injector::<usize>::default();
+        injector.mark(band);
+        assert_eq!(injector.is_urgent(), band > DEFAULT_BAND, "band {band}");
+    }
+}

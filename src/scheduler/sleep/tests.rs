@@ -1,6 +1,6 @@
 //! Tests of the event count. In most of them, one thread runs every worker.
 
-use std::{sync::atomic::AtomicBool, thread};
+use std::{sync::atomic::AtomicBool, thread, time::Instant};
 
 use super::{
     super::testing::{assert_not_woken, assert_woken},
@@ -238,6 +238,68 @@ fn finds_are_counted_over_all_workers() {
     assert_eq!(sleep.finds(), WORKERS * (WORKERS - 1) / 2);
 }
 
+#[test]
+fn a_worker_is_idle_until_it_is_recorded_as_busy() {
+    let sleep = with_threads();
+    assert_eq!(sleep.count_idle(), 0);
+    [1, 70, 1, 70, 129].into_iter().for_each(|worker| sleep.note_idle(worker));
+    assert_eq!(sleep.count_idle(), 3);
+    sleep.count_find(70);
+    [1, 2, 1].into_iter().for_each(|worker| sleep.note_busy(worker));
+    assert_eq!((sleep.count_idle(), sleep.finds()), (2, 1));
+}
+
+#[test]
+fn workers_that_call_find_often_are_busy() {
+    let sleep = with_threads();
+    sleep.count_find(70);
+    let (before, moment) = (sleep.finds(), Duration::from_nanos(1));
+    assert!(sleep.is_busy_since(before, Duration::ZERO));
+    assert!(!sleep.is_busy_since(before, moment));
+    [0, 70, 70].into_iter().for_each(|worker| sleep.count_find(worker));
+    assert!(sleep.is_busy_since(before, 3 * MAX_FIND_INTERVAL));
+    assert!(!sleep.is_busy_since(before, 3 * MAX_FIND_INTERVAL + moment));
+}
+
+/// Parks `worker` with a time limit and returns whether it has parked more than once: before it parks again, it clears
+/// the report of contention.
+fn parks_again(sleep: &Sleep, worker: usize) -> bool {
+    sleep.announce(worker, SearchState::Inactive, ParkKind::Timed);
+    sleep.set_contended(worker);
+    sleep.park_timed(worker, sleep.wakes_of(worker));
+    assert!(sleep.stop_search(), "the worker must have become a searcher");
+    !sleep.is_contended(worker)
+}
+
+#[test]
+fn a_timed_park_is_not_repeated_while_the_other_workers_do_nothing() {
+    assert!(!parks_again(&with_threads(), 70));
+}
+
+#[test]
+fn a_timed_park_is_repeated_while_another_worker_runs_short_operations() {
+    let (sleep, runs) = (with_threads(), AtomicBool::new(true));
+    thread::scope(|scope| {
+        // Relaxed: a flag.
+        scope.spawn(|| {
+            while runs.load(Relaxed) {
+                sleep.count_find(0);
+            }
+        });
+        // The other thread may not get a core during a park.
+        let start = Instant::now();
+        let parks_again = loop {
+            let parks_again = parks_again(&sleep, 70);
+            if parks_again || start.elapsed() > Duration::from_secs(20) {
+                break parks_again;
+            }
+        };
+        // Relaxed: a flag.
+        runs.store(false, Relaxed);
+        assert!(parks_again);
+    });
+}
+
 /// Pins the calling thread to a core and returns the core, where possible.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn stay() -> Option<usize> {
@@ -254,6 +316,8 @@ fn the_worker_on_the_pushers_core_is_woken_last_and_marked_contended() {
     sleep.set_thread(129);
     sleep.set_core(0, Some(core));
     sleep.set_core(129, Some(core + 1));
+    // No two of these cores share an entry.
+    sleep.set_core(1, Some(core ^ 2));
     sleep.announce(0, SearchState::Inactive, ParkKind::Untimed);
     sleep.announce(129, SearchState::Inactive, ParkKind::Untimed);
     sleep.notify();

@@ -3,7 +3,11 @@
 
 mod turns;
 
-use std::time::{Duration, Instant};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    thread,
+    time::{Duration, Instant},
+};
 
 use super::{
     super::{
@@ -121,6 +125,74 @@ fn every_deque_of_the_lane_is_stolen_from_wherever_the_sweep_begins() {
     }
 }
 
+/// Stale entries are those of operations that waiters have taken.
+#[test]
+fn a_full_deque_does_not_grow_but_is_rid_of_stale_entries_if_there_may_be_many() {
+    let many = MANY_STALE as usize;
+    for (noted, stale) in [(0, 0), (many - 1, many - 1), (many, many), (many + 1, many + 1), (many, 0)] {
+        let ((lane, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(DEQUE_CAPACITY + 1, DEFAULT_BAND));
+        let (worker, (last, queued)) = (&workers[0], ops.split_last().expect("there are operations"));
+        for (number, op) in queued.iter().enumerate() {
+            let entry = op.right();
+            if number < stale {
+                entry.publish(|| true);
+            }
+            worker.push_local(entry);
+        }
+        for op in &queued[..stale] {
+            // SAFETY: the operation was published, and has not started.
+            let taken = unsafe { OpRef::take(|| Some(op.right().into_ptr())) };
+            assert!(taken.is_some());
+        }
+        (0..noted).for_each(|_| worker.note_stale());
+        worker.push_local(last.right());
+        let has_room = noted >= many && stale > 0;
+        let len = if has_room { DEQUE_CAPACITY + 1 - stale } else { DEQUE_CAPACITY };
+        let found = (worker.deque.len(), lane.injector().is_default_empty());
+        assert_eq!(found, (len, has_room), "{noted} were noted, {stale} are stale");
+        while let Some(entry) = worker.find() {
+            let _ = entry.pop_entry();
+        }
+    }
+}
+
+#[test]
+fn a_thread_without_a_worker_takes_the_most_urgent_operation() {
+    let (lane, workers) = lane(2, IdlePolicy::Park);
+    let ops = [HIGHER, HIGH, DEFAULT_BAND, DEFAULT_BAND, LOW, LOW - 1].map(|band| Ready::new(1, band));
+    let [higher, high, outside, in_deque, low, lower] = ops.each_ref().map(|ops| ops[0]);
+    [lower, low, outside, high, higher].into_iter().for_each(|op| lane.inject(op.right()));
+    workers[1].push_local(in_deque.right());
+    let order = [higher, high, outside, in_deque, low, lower].map(|op| Some(op.as_ptr()));
+    assert_eq!([(); 6].map(|()| lane.take().map(|op| op.as_ptr())), order);
+    assert!(lane.take().is_none());
+}
+
+#[test]
+fn a_thread_without_a_worker_wakes_one_for_the_rest_of_an_inbox() {
+    let ((lane, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(3, DEFAULT_BAND));
+    asleep(&workers[0]);
+    ops.iter().for_each(|op| lane.injector().push(op.right()));
+    // The first operation is taken together with the rest, which is put back; the others are taken alone.
+    for number in 0..3 {
+        assert!(lane.take().is_some());
+        assert_eq!(lane.sleep().wakes(), 1, "after operation {number}");
+    }
+}
+
+#[test]
+fn a_lane_knows_whether_operations_wait_in_its_highest_band() {
+    let ((lane, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(2, HIGHER));
+    lane.inject(ops[0].right());
+    assert!(!lane.has_first());
+    lane.inject_first(ops[1].right());
+    assert!(lane.has_first());
+    assert_eq!(workers[0].take_first().map(|op| op.as_ptr()), Some(ops[1].as_ptr()));
+    assert!(workers[0].take_first().is_none());
+    assert!(!lane.has_first());
+    assert_eq!(find_ptr(&workers[0]), Some(ops[0].as_ptr()));
+}
+
 #[test]
 fn a_worker_that_takes_a_batch_wakes_another_for_the_rest() {
     let ((lane, workers), ops) = (lane(3, IdlePolicy::Park), Ready::new(3 * MAX_BATCH, DEFAULT_BAND));
@@ -171,6 +243,125 @@ fn the_last_searcher_wakes_another_worker_if_there_is_more_work() {
     assert!(worker.finish_search(ops[0].right()).is_some());
     assert_woken();
     assert!(worker.find().is_some());
+}
+
+#[test]
+fn no_more_places_are_lent_than_workers_are_idle() {
+    let (lane, workers) = lane(3, IdlePolicy::Park);
+    assert!(!lane.borrow_place(), "no worker is idle");
+    assert!(!lane.loans().are_any(), "a place that was refused counts as lent");
+    workers[1..].iter().for_each(|worker| lane.sleep().note_idle(worker.index));
+    assert!(lane.borrow_place() && lane.borrow_place());
+    assert!(!lane.borrow_place(), "three places are lent, and two workers are idle");
+    lane.give_place_back();
+    assert!(lane.loans().are_any());
+    assert!(lane.borrow_place());
+    (0..2).for_each(|_| lane.give_place_back());
+    assert!(!lane.loans().are_any(), "all places were given back");
+}
+
+#[test]
+fn a_worker_whose_place_is_lent_stays_idle_once_unless_another_is_idle() {
+    let ((lane, workers), ops) = (lane(2, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
+    let (worker, sleep) = (&workers[0], lane.sleep());
+    (0..2).for_each(|worker| sleep.note_idle(worker));
+    assert!(lane.borrow_place());
+    let finds_the_operation = || {
+        sleep.start_search();
+        sleep.note_busy(worker.index);
+        worker.finish_search(ops[0].right()).is_some()
+    };
+    assert!(finds_the_operation(), "the other worker is idle");
+    sleep.note_busy(1);
+    let start = Instant::now();
+    assert!(!finds_the_operation(), "more functions compute than there are workers");
+    assert!(start.elapsed() >= LONGEST_STAY);
+    assert_eq!(find_ptr(worker), Some(ops[0].as_ptr()), "the operation was not put back");
+    assert!(finds_the_operation(), "the worker has just stayed idle");
+    lane.give_place_back();
+}
+
+#[test]
+fn a_lane_is_busy_if_its_workers_have_searched_often_since_the_last_check() {
+    let (lane, workers) = lane(2, IdlePolicy::Park);
+    let (worker, finds) = (&workers[0], lane.sleep().finds());
+    // As if the workers had called `find` a million times since then.
+    worker.sample.set((Instant::now(), finds.wrapping_sub(1_000_000)));
+    assert!(worker.is_lane_busy());
+    assert_eq!(worker.sample.get().1, finds);
+    worker.sample.set((a_second_ago(), finds));
+    assert!(!worker.is_lane_busy());
+}
+
+fn a_second_ago() -> Instant {
+    Instant::now().checked_sub(Duration::from_secs(1)).expect("the machine has run for a second")
+}
+
+/// The announcement of a park with a time limit clears the report of contention.
+#[test]
+fn a_worker_on_a_contended_core_parks_with_a_time_limit_if_the_lane_is_busy() {
+    for is_busy in [true, false] {
+        let ((lane, mut workers), ops) = (lane(2, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
+        let (worker, finds) = (workers.swap_remove(0), lane.sleep().finds());
+        worker.sample.set(if is_busy {
+            (Instant::now(), finds.wrapping_sub(1_000_000))
+        } else {
+            (a_second_ago(), finds)
+        });
+        lane.sleep().set_contended(0);
+        let thread = thread::spawn(move || {
+            worker.lane.sleep().set_thread(worker.index);
+            assert!(worker.next().is_some());
+        });
+        // The worker has made its announcement before it counts the park.
+        while lane.activity(0).parks.get() == 0 {
+            thread::yield_now();
+        }
+        lane.inject(ops[0].right());
+        thread.join().unwrap();
+        assert_eq!(lane.sleep().is_contended(0), !is_busy);
+    }
+}
+
+#[test]
+fn a_worker_that_always_searches_does_not_park_on_a_contended_core() {
+    let ((lane, mut workers), ops) = (lane(1, IdlePolicy::Spin), Ready::new(1, DEFAULT_BAND));
+    let worker = workers.swap_remove(0);
+    lane.sleep().set_contended(0);
+    let thread = thread::spawn(move || {
+        worker.lane.sleep().set_thread(worker.index);
+        assert!(worker.next().is_some());
+    });
+    while lane.sleep().count_idle() == 0 {
+        thread::yield_now();
+    }
+    // In this time, a worker that parks does so.
+    thread::sleep(Duration::from_millis(50));
+    lane.inject(ops[0].right());
+    thread.join().unwrap();
+    assert_eq!(lane.activity(0).parks.get(), 0);
+}
+
+#[test]
+fn a_search_that_unwinds_is_over() {
+    let (lane, workers) = lane(1, IdlePolicy::Park);
+    let sleep = lane.sleep();
+    for state in [SearchState::Inactive, SearchState::Searching, SearchState::Announced] {
+        match state {
+            SearchState::Inactive => {}
+            SearchState::Searching => sleep.start_search(),
+            SearchState::Announced => asleep(&workers[0]),
+        }
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            let _guard = SearchGuard { sleep, worker: 0, state: Cell::new(state) };
+            panic!("a deferred function panics");
+        }));
+        assert!(unwound.is_err());
+        sleep.notify();
+        assert_eq!(sleep.wakes(), 0, "{state:?}: the worker is still announced");
+        assert!(sleep.try_start_search(), "{state:?}: the worker still counts as a searcher");
+        assert!(sleep.stop_search());
+    }
 }
 
 #[test]
@@ -233,7 +424,7 @@ fn a_recalled_worker_is_not_recorded_as_idle() {
     let mut worker = workers.swap_remove(0);
     for round in 0..20 {
         let before = lane.sleep().finds();
-        let thread = std::thread::spawn(move || {
+        let thread = thread::spawn(move || {
             worker.lane.sleep().set_thread(worker.index);
             assert!(worker.next().is_none());
             worker
@@ -247,5 +438,52 @@ fn a_recalled_worker_is_not_recorded_as_idle() {
         lane.resume();
         // The worker may now run an operation that it finds outside a search.
         assert_eq!(lane.sleep().count_idle(), 0, "round {round}");
+    }
+}
+
+/// If others search, the recalled worker does not count as a searcher in the first place.
+#[test]
+fn a_recalled_worker_does_not_count_as_a_searcher() {
+    for others in [0, 1] {
+        let (lane, workers) = lane(2, IdlePolicy::Park);
+        (0..others).for_each(|_| lane.sleep().start_search());
+        lane.recall();
+        assert!(workers[0].next().is_none());
+        assert_eq!(lane.sleep().try_start_search(), others == 0, "one of two workers may search");
+        assert!(lane.sleep().stop_search(), "with {others} others");
+    }
+}
+
+#[test]
+fn a_worker_visits_another_in_one_of_eight_rounds() {
+    let (_, workers) = lane(3, IdlePolicy::Park);
+    let visits = |&round: &u32| {
+        workers[0].rounds.set(round);
+        workers[0].visit_target().is_some()
+    };
+    assert_eq!((0..5 * ROUNDS_PER_VISIT).filter(visits).count(), 5);
+}
+
+/// When a round ends, its turns are skipped, and the next one is shorter by the operations since the deque was served.
+#[test]
+fn at_most_a_run_comes_between_two_operations_of_a_deque_although_turns_are_skipped() {
+    for before in 0..MAX_RUN as usize {
+        let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(before + 2, DEFAULT_BAND));
+        let (worker, chain, waits, served) = (&workers[0], ops[0], ops[1], &ops[2..]);
+        served.iter().chain([&chain]).for_each(|op| worker.push_local(op.right()));
+        assert!(served.iter().chain([&chain]).all(|op| find_ptr(worker) == Some(op.as_ptr())));
+        // From here on, the chain is in the slot.
+        worker.push_local(waits.right());
+        let mut own = 0;
+        let next = loop {
+            worker.push_next(chain.right());
+            let op = find_ptr(worker);
+            if op != Some(chain.as_ptr()) {
+                break op;
+            }
+            own += 1;
+        };
+        assert_eq!((own, next), (MAX_RUN, Some(waits.as_ptr())), "after {before} operations of the deque");
+        assert_eq!(find_ptr(worker), Some(chain.as_ptr()));
     }
 }
