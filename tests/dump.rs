@@ -6,6 +6,7 @@ use raddle_testkit as common;
 
 use std::{
     sync::{
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
         mpsc,
     },
@@ -14,7 +15,10 @@ use std::{
 };
 
 use common::{Gate, HOSTILE, KINDS, THREADED, eventually, hold, occupy, on_kinds, watched, watched_for};
-use raddle::{Device, Dump, Engine, EngineKind, OpState, PendingOp, Recorder, SimulatedGpu, WaitKind, cx};
+use raddle::{
+    Completion, Device, Dump, Engine, EngineKind, ObservedOp, Observer, OpState, PendingOp, Recorder, SimulatedGpu,
+    WaitKind, cx,
+};
 
 fn find<'d>(dump: &'d Dump, name: &str) -> &'d PendingOp {
     dump.ops().iter().find(|op| op.label() == name).unwrap_or_else(|| panic!("`{name}` is not pending: {dump}"))
@@ -22,6 +26,12 @@ fn find<'d>(dump: &'d Dump, name: &str) -> &'d PendingOp {
 
 fn index(dump: &Dump, name: &str) -> usize {
     dump.ops().iter().position(|op| op.label() == name).unwrap_or_else(|| panic!("`{name}` is not pending: {dump}"))
+}
+
+/// Returns the lines of the chain of operations in the text of a dump.
+fn chain_of(text: &str) -> Vec<&str> {
+    let after = text.lines().skip_while(|line| !line.contains("holds up")).skip(1);
+    after.take_while(|line| !line.is_empty()).collect()
 }
 
 #[test]
@@ -54,8 +64,15 @@ fn what_is_pending_and_what_it_waits_for_is_listed() {
         assert_eq!(dump.cycle(), None);
         assert_eq!(dump.chain(index(&dump, "made at run time 2")).unwrap().len(), 3);
         let text = dump.to_string();
-        assert!(text.contains("`hold` pushed at") && text.contains("holds up 2 others"), "{text}");
+        assert!(text.starts_with("4 operations are pending.\n\n`hold` pushed at "), "{text}");
+        assert!(text.contains(" is running and holds up 2 others:\n"), "{text}");
         assert!(text.contains("waits for `hold`") && text.contains("mutates `y 1`"), "{text}");
+        // One empty line is between the chain and the operations, since no thread waits.
+        assert!(text.split("\n\n").count() == 3 && !text.contains("\n\n\n"), "{text}");
+        let mut prioritized = text.lines().filter(|line| line.contains(", priority "));
+        let line = prioritized.next().expect("an operation has a priority");
+        assert!(line.starts_with(&format!("{:<14} `read` pushed at ", "waiting")), "{text}");
+        assert!(line.ends_with(", lane cpu, priority 5") && prioritized.next().is_none(), "{text}");
         let dot = dump.to_dot();
         let arrow = format!("n{} -> n{};", index(&dump, "read"), index(&dump, "hold"));
         assert!(dot.starts_with("digraph") && dot.contains(&arrow), "{dot}");
@@ -67,6 +84,32 @@ fn what_is_pending_and_what_it_waits_for_is_listed() {
         let dump = engine.dump();
         assert!(dump.ops().is_empty() && dump.unlisted() == 0, "{dump}");
     });
+}
+
+/// The operation is counted before an observer is called, and listed from then on.
+#[test]
+fn an_operation_that_is_being_pushed_is_counted_but_not_listed() {
+    struct Dumping(mpsc::Sender<Dump>, Arc<OnceLock<Engine>>);
+    impl Observer for Dumping {
+        fn pushed(&self, op: &ObservedOp<'_>) {
+            if op.name == "pushed" {
+                self.0.send(self.1.get().unwrap().dump()).unwrap();
+            }
+        }
+    }
+    for kind in KINDS {
+        watched(move || {
+            let ((sender, dumps), own) = (mpsc::channel(), Arc::new(OnceLock::new()));
+            let dumping = Dumping(sender, Arc::clone(&own));
+            let engine = Engine::builder().kind(kind).workers(1).observer(dumping).build().unwrap();
+            own.set(engine.downgrade()).ok().unwrap();
+            engine.op("pushed").push((), |()| {}).unwrap();
+            let dump = dumps.recv().unwrap();
+            assert_eq!((dump.ops().len(), dump.unlisted()), (0, 1), "{kind}: {dump}");
+            assert_eq!(dump.to_string(), "1 operation is pending.\n\n… and 1 more\n", "{kind}");
+            engine.wait_for_all().unwrap();
+        });
+    }
 }
 
 #[test]
@@ -99,6 +142,126 @@ fn a_mutation_waits_for_each_of_a_hundred_readers_that_hold_the_variable() {
         busy.open();
         assert_eq!(find(&dump, "write").waits_for.len(), 100, "{dump}");
         engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn the_text_of_a_dump_has_a_hundred_operations_and_counts_the_others() {
+    on_kinds(&THREADED, 1, |engine| {
+        let busy = occupy(&engine, 1);
+        for (pushed, more) in [(99, None), (1, Some("… and 1 more")), (2, Some("… and 3 more"))] {
+            (0..pushed).for_each(|_| engine.op("ready").push((), |()| {}).unwrap());
+            let text = engine.dump().to_string();
+            assert_eq!(text.lines().filter(|line| line.contains("` pushed at ")).count(), 100, "{text}");
+            assert_eq!(text.lines().find(|line| line.starts_with('…')), more, "{text}");
+            assert!(!text.contains("holds up"), "{text}");
+        }
+        busy.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a hundred threads take too long")]
+fn the_text_of_a_dump_has_a_hundred_threads_and_counts_the_others() {
+    on_kinds(&THREADED, 1, |engine| {
+        let x = engine.token();
+        let gate = hold(&engine, &x);
+        let mut texts = Vec::new();
+        thread::scope(|scope| {
+            for waiting in [100, 101] {
+                (texts.len() * 100..waiting).for_each(|_| _ = scope.spawn(|| engine.wait_for_all().unwrap()));
+                let mut text = String::new();
+                eventually("the threads wait", || {
+                    let dump = engine.dump();
+                    text = dump.to_string();
+                    dump.waits().len() == waiting
+                });
+                texts.push(text);
+            }
+            gate.open();
+        });
+        for (text, more) in texts.iter().zip([None, Some("… and 1 more threads")]) {
+            assert_eq!(text.lines().filter(|line| line.starts_with("thread `")).count(), 100, "{text}");
+            assert_eq!(text.lines().find(|line| line.starts_with('…')), more, "{text}");
+        }
+    });
+}
+
+#[test]
+fn of_the_operations_for_which_a_thread_waits_eight_are_printed() {
+    on_kinds(&THREADED, 1, |engine| {
+        for (count, more) in [(8, None), (9, Some("and for 1 others"))] {
+            let (x, group) = (engine.token(), engine.group());
+            let gate = hold(&engine, &x);
+            (0..count).for_each(|_| group.op("member").reads([&x]).push((), |()| {}).unwrap());
+            let mut text = String::new();
+            thread::scope(|scope| {
+                scope.spawn(|| group.wait().unwrap());
+                eventually("the thread waits", || {
+                    let dump = engine.dump();
+                    text = dump.to_string();
+                    dump.waits().iter().any(|wait| wait.waits_for.len() == count)
+                });
+                gate.open();
+            });
+            // Empty lines separate the number of operations, what holds up the others, the thread, and the operations.
+            let [_, _, waiting, _] = text.split("\n\n").collect::<Vec<_>>()[..] else { panic!("{text}") };
+            let lines: Vec<&str> = waiting.lines().collect();
+            assert!(lines[0].contains("` has been waiting for a group for "), "{text}");
+            assert!(lines[1..9].iter().all(|line| line.contains("waits for `member` pushed at ")), "{text}");
+            assert_eq!(lines.get(9).map(|line| line.trim_start()), more, "{text}");
+        }
+    });
+}
+
+/// A variable is held by many, and an operation waits for many, if the worker is busy.
+#[test]
+fn of_the_holders_of_a_variable_three_are_printed_and_of_what_an_operation_waits_for_eight() {
+    on_kinds(&THREADED, 1, |engine| {
+        for count in [3, 4, 8, 9] {
+            let (busy, x) = (occupy(&engine, 1), engine.token().named("x"));
+            (0..count).for_each(|_| engine.op("read").reads([&x]).push((), |()| {}).unwrap());
+            engine.op("write").writes([&x]).push((), |()| {}).unwrap();
+            let text = engine.dump().to_string();
+            busy.open();
+            engine.wait_for_all().unwrap();
+            let held = if count > 3 { format!(" and {} others", count - 3) } else { String::new() };
+            let held = format!("{}{held}", ", held by `read`".repeat(3));
+            let mut expected = vec![format!("mutates `x`, and waits for it{held}")];
+            expected.extend(vec!["waits for `read`".to_owned(); count.min(8)]);
+            expected.extend((count > 8).then(|| format!("and for {} others", count - 8)));
+            // Only this operation waits.
+            let after = text.lines().skip_while(|line| !line.starts_with("waiting ")).skip(1);
+            let printed: Vec<&str> = after.map_while(|line| line.strip_prefix("               ")).collect();
+            assert_eq!(printed, expected, "{text}");
+        }
+    });
+}
+
+#[test]
+fn the_chain_in_the_text_of_a_dump_begins_with_a_wait_of_the_program() {
+    on_kinds(&THREADED, 1, |engine| {
+        let [x, y, z] = [(); 3].map(|()| engine.token());
+        let gate = hold(&engine, &x);
+        engine.op("behind").writes([&x, &y]).push((), |()| {}).unwrap();
+        engine.op("farther").writes([&y, &z]).push((), |()| {}).unwrap();
+        engine.op("farthest").writes([&z]).push((), |()| {}).unwrap();
+        let mut dump = engine.dump();
+        thread::scope(|scope| {
+            scope.spawn(|| engine.wait_for_var(&x).unwrap());
+            eventually("the thread waits", || {
+                dump = engine.dump();
+                dump.waits().iter().any(|wait| !wait.waits_for.is_empty())
+            });
+            gate.open();
+        });
+        let wait = dump.ops().iter().find(|op| op.internal).unwrap();
+        let text = dump.to_string();
+        let [first, second, third] = chain_of(&text)[..] else { panic!("{text}") };
+        assert_eq!(first, format!("  `{}` pushed at {}: waiting", wait.label(), wait.location), "{text}");
+        assert!(second.starts_with("  waits for `behind` pushed at ") && second.ends_with(": waiting"), "{text}");
+        assert!(third.starts_with("  waits for `hold` pushed at ") && third.ends_with(": running"), "{text}");
     });
 }
 
@@ -194,10 +357,13 @@ fn a_long_chain_is_printed_as_its_first_eleven_operations_and_its_last() {
             (1..length).for_each(|number| engine.op(format!("step {number}")).writes([&x]).push((), |()| {}).unwrap());
             let text = engine.dump().to_string();
             // The chain begins with the operation that waits longest.
-            let printed = text.lines().filter(|line| line.starts_with("  waits for `")).count();
+            let chain = chain_of(&text);
+            let printed = chain.iter().filter(|line| line.starts_with("  waits for `")).count();
             assert_eq!(printed, length.min(12) - 1, "{text}");
-            let more = omitted.map(|omitted| format!("  … and {omitted} more, the last of which"));
-            assert_eq!(text.lines().find(|line| line.contains("the last of which")), more.as_deref(), "{text}");
+            let more = omitted.map(|omitted| (11, format!("  … and {omitted} more, the last of which")));
+            let gaps = chain.iter().enumerate().filter(|(_, line)| line.contains("the last of which"));
+            let gaps: Vec<(usize, String)> = gaps.map(|(at, line)| (at, (*line).to_owned())).collect();
+            assert_eq!(gaps, Vec::from_iter(more), "{text}");
             gate.open();
             engine.wait_for_all().unwrap();
         }
@@ -341,6 +507,15 @@ fn with_a_recorder_places_and_ages_are_known() {
         assert_eq!(hold.place.as_deref(), Some("cpu 0"));
         assert!(hold.age.unwrap() >= Duration::from_millis(20), "{dump}");
         drop(sender);
+    });
+}
+
+#[test]
+fn the_place_of_an_operation_on_an_engine_without_workers_is_the_thread_that_pushes_it() {
+    watched(|| {
+        let engine = Engine::builder().kind(EngineKind::Naive).recorder(&Recorder::new()).build().unwrap();
+        let look = engine.op("look").submit(cx(), |cx| find(&cx.engine().dump(), "look").place.clone()).unwrap();
+        assert_eq!(look.wait().unwrap().as_deref(), thread::current().name());
     });
 }
 
@@ -647,20 +822,22 @@ fn threads_that_wait_are_listed_with_what_they_wait_for() {
 fn a_dump_says_who_holds_a_variable() {
     on_kinds(&THREADED, 2, |engine| {
         let (x, y) = (engine.token().named("x"), engine.token().named("y"));
-        let (gate, other) = (hold(&engine, &x), hold(&engine, &y));
+        let (sender, receiver) = mpsc::channel();
+        for (name, token) in [("holds x", &x), ("holds y", &y)] {
+            let sender = sender.clone();
+            engine.op(name).writes([token]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+        }
+        let held: Vec<Completion> = receiver.iter().take(2).collect();
         engine.op("behind").reads([&x]).writes([&y]).push((), |()| {}).unwrap();
         let dump = engine.dump();
         let variable = |name: &str| dump.variables().iter().find(|variable| variable.name == name).unwrap();
-        for name in ["x", "y"] {
+        for (name, access) in [("x", "reads"), ("y", "mutates")] {
             assert_eq!(variable(name).awaited_by, [index(&dump, "behind")]);
-            let [holder] = variable(name).held_by[..] else { panic!("{dump}") };
-            let label = dump.ops()[holder].label();
-            let access = if name == "x" { "reads" } else { "mutates" };
-            let line = format!("{access} `{name}`, and waits for it, held by `{label}`");
+            assert_eq!(variable(name).held_by, [index(&dump, &format!("holds {name}"))]);
+            let line = format!("{access} `{name}`, and waits for it, held by `holds {name}`\n");
             assert!(dump.to_string().contains(&line), "no {line:?} in {dump}");
         }
-        gate.open();
-        other.open();
+        held.into_iter().for_each(Completion::complete);
         engine.wait_for_all().unwrap();
     });
 }
@@ -700,6 +877,8 @@ fn hostile_names_do_not_break_the_formats() {
         let text = dump.to_string();
         assert!(text.chars().all(|char| char == '\n' || !char.is_control()), "{text:?}");
         assert!(text.contains(r"two\nlines\r\n and \u{0} and \u{1b}[31m red"), "{text}");
+        // Quotes and characters beyond ASCII are printed as they are.
+        assert!([0, 6].iter().all(|&at| text.contains(&format!("`{}`", HOSTILE[at]))), "{text}");
         let (json, dot) = (dump.to_json(), dump.to_dot());
         assert!(json.chars().all(|char| char >= ' '), "{json:?}");
         assert!(dot.chars().all(|char| char == '\n' || !char.is_control()), "{dot:?}");

@@ -19,8 +19,8 @@ use std::{
 
 use common::{Gate, KINDS, MOMENT, PATIENCE, THREADED, eventually, on_kinds, watched, watched_for};
 use raddle::{
-    AccessMode, Device, Engine, EngineKind, IdlePolicy, LaneStats, ObservedOp, Observer, Outcome, Place, PushError,
-    Recorder, SimulatedGpu, Trace, TracedOp, VarId, WaitError, cx,
+    AccessMode, Device, Engine, EngineKind, IdlePolicy, LaneStats, ObservedOp, Observer, Outcome, Place, Property,
+    PushError, Recorder, SimulatedGpu, Trace, TracedOp, VarId, WaitError, cx,
 };
 
 /// Calls `f` with an engine of each kind and the engine's recorder.
@@ -63,10 +63,16 @@ fn each_operation_has_its_times_in_order() {
         let ops: Vec<_> = trace.ops().iter().filter(|op| !op.internal).collect();
         assert_eq!(ops.len(), 1000);
         assert!(ops.windows(2).all(|pair| pair[0].pushed <= pair[1].pushed));
+        let ids: HashSet<String> = ops.iter().map(|op| op.id.to_string()).collect();
+        assert_eq!(ids.len(), 1000, "two operations have the same number");
+        let (first, last) = (trace.ops()[0].pushed, ops.iter().filter_map(|op| op.ended).max().unwrap());
+        let (from, to) = trace.range();
+        assert!(from == first && from < last && last <= to, "{from:?} to {to:?}");
         for op in ops {
             let (started, ended) = (op.started.unwrap(), op.ended.unwrap());
             assert!(op.pushed <= started && started <= ended, "{op:?}");
             assert!(op.pushed <= op.ready.unwrap() && op.ready.unwrap() <= started, "{op:?}");
+            assert_eq!(op.waited(), Some(started - op.pushed));
             assert_eq!(op.outcome, Some(Outcome::Succeeded));
             assert_eq!(op.runs.len(), 1);
             assert_eq!((op.runs[0].from, op.runs[0].to), (started, ended));
@@ -417,6 +423,11 @@ fn operations_of_a_gpu_are_issued_and_end_later() {
             }
             assert_eq!(second.depends_on, [first.id]);
             assert!(first.ended.unwrap() <= second.ended.unwrap());
+            // Of the rectangles of an operation, only that on the stream has arrows.
+            let mut file = Vec::new();
+            trace.write_perfetto(&mut file).unwrap();
+            let expected: usize = trace.ops().iter().map(|op| op.depends_on.len()).sum();
+            assert_eq!(arrows(&file).map(|ends| ends.len()), [expected; 2], "{kind}");
         });
     }
 }
@@ -629,6 +640,21 @@ fn engines_share_a_recorder() {
     });
 }
 
+#[test]
+fn a_variable_without_a_name_has_the_same_number_in_dumps_and_traces() {
+    recorded(&KINDS, |engine, recorder| {
+        let x = engine.token();
+        let gate = common::hold(engine, &x);
+        let dump = engine.dump();
+        gate.open();
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        let number = trace.variable(named(&trace, "hold").accesses[0].0);
+        assert!(number.strip_prefix('#').is_some_and(|digits| digits.parse::<u64>().is_ok()), "{number}");
+        assert_eq!(dump.variables()[0].name, number);
+    });
+}
+
 /// Returns the number of the program's operations that have ended. Asserts that each of them has run once and that no
 /// event was lost.
 fn ended(trace: &Trace) -> usize {
@@ -755,12 +781,14 @@ fn a_chrome_trace_has_a_slice_for_each_run_and_an_arrow_for_each_dependency() {
         for _ in 0..10 {
             engine.op("add").push(x.write(), |x| *x += 1).unwrap();
         }
+        engine.op("urgent").priority(3).push((), |()| {}).unwrap();
         engine.wait_for_all().unwrap();
         let trace = recorder.take();
         let mut file = Vec::new();
         trace.write_chrome(&mut file).unwrap();
         let file = String::from_utf8(file).unwrap();
         assert_eq!(file.matches(r#""ph":"X","name":"add""#).count(), 10);
+        assert_eq!([r#""priority":"#, r#""priority":"3""#].map(|note| file.matches(note).count()), [1, 1], "{file}");
         assert_eq!(file.matches(r#""ph":"s""#).count(), 9);
         assert_eq!(file.matches(r#""ph":"f""#).count(), 9);
         assert!(file.contains(r#""mutates":"a \"quoted\" name""#), "{file}");
@@ -910,6 +938,7 @@ fn operations_that_wait_long_for_a_worker_have_arrows_in_a_profile() {
             starts.sort_unstable();
             ends.sort_unstable();
             assert_eq!((ends.len(), &starts), (6, &ends), "{kind} {name}");
+            assert!(starts.windows(2).all(|pair| pair[0] < pair[1]), "two arrows have the same number: {starts:?}");
         });
     }
 }
@@ -929,6 +958,7 @@ fn the_tracks_of_a_trace_are_its_places_and_streams() {
                 }
                 engine.wait_for_all().unwrap();
             }
+            engine.op("copy").property(Property::CopyToGpu).push((), |()| {}).unwrap();
             let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
             engine
                 .op("gpu")
@@ -952,12 +982,12 @@ fn the_tracks_of_a_trace_are_its_places_and_streams() {
                 _ => Some("gpu(0) compute"),
             };
             if let Some(lane) = lane {
-                for expected in ["cpu 0", "cpu 1", lane] {
+                for expected in ["cpu 0", "cpu 1", "copy 0", lane] {
                     assert!(places.iter().any(|(_, place)| place == expected), "{expected} is not in {places:?}");
                 }
                 places.push((format!("engine {}", trace.ops()[0].engine), format!("{lane}: stream")));
                 // The rows of a report are in the order of the lanes and their workers.
-                assert_eq!(data_list(&report_data(&trace), "tracks"), ["cpu 0", "cpu 1", lane]);
+                assert_eq!(data_list(&report_data(&trace), "tracks"), ["cpu 0", "cpu 1", "copy 0", lane]);
             }
             places.sort_unstable();
             places.dedup();
@@ -1419,10 +1449,13 @@ fn a_profile_is_written_while_the_engine_runs() {
                 std::fs::read(&path).unwrap().windows(3).filter(|window| window == b"add").count() >= 100
             });
             run(&engine);
-            assert_eq!(recorder.take().ops().iter().filter(|op| !op.internal).count(), 1000, "the program's trace");
+            let trace = recorder.take();
+            assert_eq!(trace.ops().iter().filter(|op| !op.internal).count(), 1000, "the program's trace");
             engine.shutdown(raddle::Shutdown::Drain, None).unwrap();
             let file = std::fs::read(&path).unwrap();
             assert_eq!(file.windows(3).filter(|window| window == b"add").count(), 1000);
+            let place = trace.place(trace.ops()[0].runs[0].place);
+            assert!(file.windows(place.len()).any(|window| window == place.as_bytes()), "{place} has no track");
             if name.ends_with("json") {
                 let text = String::from_utf8(file).unwrap();
                 assert!(text.trim_end().ends_with(']'));

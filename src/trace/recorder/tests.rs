@@ -30,19 +30,21 @@ fn the_start_of_a_function_precedes_what_the_function_pushes() {
 #[test]
 fn operations_are_kept_until_the_last_profile_has_ended() {
     let recorder = Recorder::with_capacity(1 << 12);
-    let kept = || {
+    // Runs an operation, reads its events, and returns how many operations are kept after `then`.
+    let kept_after = |then: fn(&Recorder)| {
         let op = push(&recorder);
         recorder.start(op, event::Place::Thread(0).to_word());
         recorder.end(op, Outcome::Succeeded);
         recorder.stats();
+        then(&recorder);
         recorder.export().ops().len()
     };
     recorder.begin_export();
     recorder.begin_export();
-    recorder.end_export();
-    assert_eq!(kept(), 1);
-    recorder.end_export();
-    assert_eq!(kept(), 0);
+    assert_eq!(kept_after(Recorder::end_export), 1);
+    assert_eq!(kept_after(|_| {}), 1);
+    assert_eq!(kept_after(Recorder::end_export), 0);
+    assert_eq!(kept_after(|_| {}), 0);
 }
 
 #[test]
