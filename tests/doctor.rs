@@ -6,6 +6,7 @@
 use std::{fs, time::Instant};
 
 use raddle::{Diagnosis, doctor};
+use raddle_testkit::timer_slack;
 
 /// Returns what was found about `about`.
 #[track_caller]
@@ -46,13 +47,9 @@ fn threads_can_be_pinned_to_the_cores_that_they_may_use() {
 
 #[test]
 fn the_timer_slack_is_that_of_the_calling_thread() {
-    let this = fs::read_link("/proc/thread-self").expect("the kernel should know this thread");
-    let number = this.file_name().expect("the name should be the thread's number");
-    let slack = fs::read_to_string(format!("/proc/{}/timerslack_ns", number.to_string_lossy()));
-    let slack = slack.expect("the file should be this thread's own");
     let diagnosis = doctor();
     let text = found(&diagnosis, "timer slack");
-    assert_eq!(text.split(' ').next(), Some(slack.trim()), "{text}");
+    assert_eq!(text.split(' ').next(), Some(&*timer_slack().to_string()), "{text}");
 }
 
 #[test]

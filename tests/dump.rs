@@ -28,6 +28,17 @@ fn index(dump: &Dump, name: &str) -> usize {
     dump.ops().iter().position(|op| op.label() == name).unwrap_or_else(|| panic!("`{name}` is not pending: {dump}"))
 }
 
+/// Waits until a dump fulfils a condition, and returns that dump.
+#[track_caller]
+fn dump_when(engine: &Engine, what: &str, condition: impl Fn(&Dump) -> bool) -> Dump {
+    let mut dump = engine.dump();
+    eventually(what, || {
+        dump = engine.dump();
+        condition(&dump)
+    });
+    dump
+}
+
 /// Returns the lines of the chain of operations in the text of a dump.
 fn chain_of(text: &str) -> Vec<&str> {
     let after = text.lines().skip_while(|line| !line.contains("holds up")).skip(1);
@@ -171,13 +182,7 @@ fn the_text_of_a_dump_has_a_hundred_threads_and_counts_the_others() {
         thread::scope(|scope| {
             for waiting in [100, 101] {
                 (texts.len() * 100..waiting).for_each(|_| _ = scope.spawn(|| engine.wait_for_all().unwrap()));
-                let mut text = String::new();
-                eventually("the threads wait", || {
-                    let dump = engine.dump();
-                    text = dump.to_string();
-                    dump.waits().len() == waiting
-                });
-                texts.push(text);
+                texts.push(dump_when(&engine, "the threads wait", |dump| dump.waits().len() == waiting).to_string());
             }
             gate.open();
         });
@@ -195,15 +200,12 @@ fn of_the_operations_for_which_a_thread_waits_eight_are_printed() {
             let (x, group) = (engine.token(), engine.group());
             let gate = hold(&engine, &x);
             (0..count).for_each(|_| group.op("member").reads([&x]).push((), |()| {}).unwrap());
-            let mut text = String::new();
-            thread::scope(|scope| {
+            let text = thread::scope(|scope| {
                 scope.spawn(|| group.wait().unwrap());
-                eventually("the thread waits", || {
-                    let dump = engine.dump();
-                    text = dump.to_string();
-                    dump.waits().iter().any(|wait| wait.waits_for.len() == count)
-                });
+                let waits = |dump: &Dump| dump.waits().iter().any(|wait| wait.waits_for.len() == count);
+                let dump = dump_when(&engine, "the thread waits", waits);
                 gate.open();
+                dump.to_string()
             });
             // Empty lines separate the number of operations, what holds up the others, the thread, and the operations.
             let [_, _, waiting, _] = text.split("\n\n").collect::<Vec<_>>()[..] else { panic!("{text}") };
@@ -247,14 +249,12 @@ fn the_chain_in_the_text_of_a_dump_begins_with_a_wait_of_the_program() {
         engine.op("behind").writes([&x, &y]).push((), |()| {}).unwrap();
         engine.op("farther").writes([&y, &z]).push((), |()| {}).unwrap();
         engine.op("farthest").writes([&z]).push((), |()| {}).unwrap();
-        let mut dump = engine.dump();
-        thread::scope(|scope| {
+        let dump = thread::scope(|scope| {
             scope.spawn(|| engine.wait_for_var(&x).unwrap());
-            eventually("the thread waits", || {
-                dump = engine.dump();
-                dump.waits().iter().any(|wait| !wait.waits_for.is_empty())
-            });
+            let waits = |dump: &Dump| dump.waits().iter().any(|wait| !wait.waits_for.is_empty());
+            let dump = dump_when(&engine, "the thread waits", waits);
             gate.open();
+            dump
         });
         let wait = dump.ops().iter().find(|op| op.internal).unwrap();
         let text = dump.to_string();
@@ -433,12 +433,9 @@ fn push_ring(engine: &Engine, length: usize) {
 
 /// Waits until the functions of `count` operations are waiting, and returns a dump taken then.
 fn dump_of_waits(engine: &Engine, count: usize) -> Dump {
-    let mut dump = engine.dump();
-    eventually("the functions wait", || {
-        dump = engine.dump();
+    dump_when(engine, "the functions wait", |dump| {
         dump.ops().iter().filter(|op| op.state == OpState::WaitingInside).count() == count
-    });
-    dump
+    })
 }
 
 #[test]
@@ -642,16 +639,11 @@ fn dumps_while_threads_push_are_consistent() {
 
 /// Waits until the operation `waiter` waits for the operation `target`, and returns a dump that shows this.
 fn waits_for(engine: &Engine, waiter: &str, target: &str) -> Dump {
-    let mut found = None;
-    eventually(&format!("`{waiter}` waits for `{target}`"), || {
-        let dump = engine.dump();
+    dump_when(engine, &format!("`{waiter}` waits for `{target}`"), |dump| {
         let at = |name: &str| dump.ops().iter().position(|op| op.label() == name);
         let (Some(waiter), Some(target)) = (at(waiter), at(target)) else { return false };
-        let waits = dump.ops()[waiter].waits_for.contains(&target);
-        found = Some(dump);
-        waits
-    });
-    found.unwrap()
+        dump.ops()[waiter].waits_for.contains(&target)
+    })
 }
 
 #[test]
@@ -792,16 +784,8 @@ fn threads_that_wait_are_listed_with_what_they_wait_for() {
             spawn("for a variable", Box::new(move || variable.wait_for_var(&read).unwrap())),
             spawn("for room", Box::new(move || full.op("held back").push(write.write(), |_| {}).unwrap())),
         ];
-        eventually("four threads wait", || engine.dump().waits().len() == 4);
         // The thread of a held-back push wakes occasionally and is not listed while it checks for room.
-        let mut seen = None;
-        eventually("all are listed", || {
-            let dump = engine.dump();
-            let is_listed = dump.waits().len() == 4;
-            seen = Some(dump);
-            is_listed
-        });
-        let dump = seen.unwrap();
+        let dump = dump_when(&engine, "four threads wait", |dump| dump.waits().len() == 4);
         let wait = |name: &str| dump.waits().iter().find(|wait| wait.thread == name).unwrap();
         assert_eq!((wait("for all").kind, wait("for all").waits_for.len()), (WaitKind::All, 0));
         assert_eq!(wait("for room").kind, WaitKind::Room);

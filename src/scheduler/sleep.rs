@@ -232,11 +232,10 @@ impl Sleep {
         self.finds.iter().fold(0, |sum, finds| sum.wrapping_add(finds.load(Relaxed) / 2))
     }
 
-    /// Returns whether the workers called `find` often during the last `time`, at the beginning of which
-    /// [`finds`](Self::finds) returned `before`. If so, some worker probably finds newly pushed work soon.
-    pub fn is_busy_since(&self, before: usize, time: Duration) -> bool {
-        let count = u32::try_from(self.finds().wrapping_sub(before)).unwrap_or(u32::MAX);
-        time <= MAX_FIND_INTERVAL.saturating_mul(count)
+    /// Returns whether `count` calls to `find` by all workers are many for `time`. If so, some worker probably finds
+    /// newly pushed work soon.
+    pub fn are_many(count: usize, time: Duration) -> bool {
+        time <= MAX_FIND_INTERVAL.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX))
     }
 
     /// Returns a value that changes with each call to `find` if all workers are [idle](Self::note_idle), and otherwise
@@ -384,7 +383,7 @@ impl Sleep {
                 break;
             }
             unreported = if self.is_contended(worker) { 0 } else { unreported + 1 };
-            if !self.is_busy_since(before, TIMED_PARK) || unreported > MAX_UNREPORTED {
+            if !Self::are_many(self.finds().wrapping_sub(before), TIMED_PARK) || unreported > MAX_UNREPORTED {
                 break;
             }
             self.clear_contended(worker);

@@ -611,10 +611,10 @@ impl<T> Worker<T> {
 
     /// Whether the lane's workers have called `find` often since the previous call of this function.
     fn is_lane_busy(&self) -> bool {
-        let (now, sleep) = (Instant::now(), self.lane.sleep());
-        let (then, before) = self.sample.replace((now, sleep.finds()));
+        let (now, finds) = (Instant::now(), self.lane.sleep().finds());
+        let (then, before) = self.sample.replace((now, finds));
         // Models have no clock.
-        cfg!(any(raddle_loom, raddle_shuttle)) || sleep.is_busy_since(before, now - then)
+        cfg!(any(raddle_loom, raddle_shuttle)) || Sleep::are_many(finds.wrapping_sub(before), now - then)
     }
 
     /// Ends a search that found `op`. The last searcher wakes another worker if there is more work, because notifiers

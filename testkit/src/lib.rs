@@ -560,17 +560,38 @@ pub fn mapped_bytes() -> usize {
 
 #[cfg(target_os = "linux")]
 fn status_bytes(what: &str) -> usize {
-    let status = fs::read_to_string("/proc/self/status").expect("procfs");
+    status("self", what).trim_end_matches("kB").trim().parse::<usize>().expect("a number of kB") * 1024
+}
+
+/// Returns what the kernel says after `what` in the status of this process (`self`) or of the calling thread
+/// (`thread-self`).
+#[cfg(target_os = "linux")]
+fn status(of: &str, what: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{of}/status")).expect("procfs");
     let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("the status should have this line");
-    line.trim().trim_end_matches("kB").trim().parse::<usize>().expect("a number of kB") * 1024
+    line.trim().to_owned()
 }
 
 /// Returns the cores available to the calling thread, as listed by the kernel.
 #[cfg(target_os = "linux")]
 pub fn allowed_cores() -> String {
-    let status = fs::read_to_string("/proc/thread-self/status").expect("procfs");
-    let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("a line");
-    line.trim().to_owned()
+    status("thread-self", "Cpus_allowed_list:")
+}
+
+/// Returns how often the calling thread has slept.
+#[cfg(target_os = "linux")]
+pub fn times_slept() -> u64 {
+    status("thread-self", "voluntary_ctxt_switches:").parse().expect("a number")
+}
+
+/// Returns the timer slack of the calling thread, in ns.
+#[cfg(target_os = "linux")]
+pub fn timer_slack() -> u64 {
+    // The kernel shows it in the folder of the thread's number, but not in that of the thread in its process.
+    let this = fs::read_link("/proc/thread-self").expect("procfs");
+    let number = this.file_name().expect("the name should be the thread's number").to_string_lossy();
+    let slack = fs::read_to_string(format!("/proc/{number}/timerslack_ns"));
+    slack.expect("the file should be this thread's own").trim().parse().expect("the slack should be a number")
 }
 
 /// Counts of events by name.

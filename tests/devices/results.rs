@@ -14,6 +14,8 @@ use super::{
     reading_kernel, simulated, upload,
 };
 use crate::common::{AWHILE, Drops, Journal, KINDS, MOMENT, THREADED, eventually, hold, watched, watched_for};
+#[cfg(all(target_os = "linux", not(miri)))]
+use crate::common::{timer_slack, times_slept};
 
 #[test]
 fn values_are_copied_to_a_device_and_back() {
@@ -816,22 +818,10 @@ fn a_full_stream_receives_further_operations_before_it_is_empty() {
 fn the_thread_of_a_lane_sleeps_for_a_short_time() {
     let gpu = manual();
     let engine = engine(EngineKind::PerDevice, &gpu);
-    let slack = || {
-        let this = std::fs::read_link("/proc/thread-self").expect("the kernel should know this thread");
-        let number = this
-            .file_name()
-            .expect("the name should be the thread's number")
-            .to_str()
-            .expect("a number should be UTF-8")
-            .to_owned();
-        let slack = std::fs::read_to_string(format!("/proc/{number}/timerslack_ns"))
-            .expect("the file should be this thread's own");
-        slack.trim().parse::<u64>().expect("the slack should be a number")
-    };
-    let before = slack();
-    let lanes = engine.op("look").on(GPU).submit((), move |()| slack()).unwrap();
+    let before = timer_slack();
+    let lanes = engine.op("look").on(GPU).submit((), |()| timer_slack()).unwrap();
     assert_eq!(lanes.wait().unwrap(), 1);
-    assert_eq!(slack(), before, "the slack of a thread of the program has changed");
+    assert_eq!(timer_slack(), before, "the slack of a thread of the program has changed");
 }
 
 /// The kernels run on the lane's thread, a few at each poll. Between the first polls, the thread only pauses.
@@ -841,12 +831,6 @@ fn the_thread_of_a_lane_does_not_sleep_between_the_first_polls() {
     let gpu = random(3);
     let engine = engine(EngineKind::PerDevice, &gpu);
     let var = device(&engine, 1);
-    // Returns how often the calling thread has slept.
-    let sleeps = || {
-        let status = std::fs::read_to_string("/proc/thread-self/status").expect("procfs");
-        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-        count.expect("the status should have this line").trim().parse::<u64>().expect("a number")
-    };
     kernel(&engine, "first", &var, |_| {});
     engine.wait_for_all().unwrap();
     // Now, the thread is older than a stream is polled without sleeping.
@@ -857,7 +841,7 @@ fn the_thread_of_a_lane_does_not_sleep_between_the_first_polls() {
         for _ in 0..100 {
             let sender = sender.clone();
             stream.launch(Duration::ZERO, (), move |()| {
-                let _ = sender.send(sleeps());
+                let _ = sender.send(times_slept());
             })?;
         }
         Ok::<_, raddle::DeviceError>(())

@@ -182,18 +182,9 @@ fn wake_yielded_wakes_timed_parkers_only() {
     assert!(!sleep.is_contended(70), "waking the worker must clear the report");
 }
 
-/// The other workers run short operations and contention has been reported, so the worker would park again if it had
-/// not been woken, and would clear the report first. There are many workers, so that counting all their operations
-/// takes long enough for one of them to run several.
-#[test]
-fn a_worker_woken_from_a_timed_park_does_not_park_again() {
-    const MANY: usize = 4096;
-    const WORKER: usize = MANY - 64;
-    let (sleep, runs) = (Sleep::new(MANY, IdlePolicy::Park), AtomicBool::new(true));
-    sleep.set_thread(WORKER);
-    (0..MANY).filter(|&worker| worker != WORKER).for_each(|worker| {
-        sleep.announce(worker, SearchState::Inactive, ParkKind::Timed);
-    });
+/// Calls `f` while worker 0 runs short operations on another thread.
+fn beside_short_operations<R>(sleep: &Sleep, f: impl FnOnce() -> R) -> R {
+    let runs = AtomicBool::new(true);
     thread::scope(|scope| {
         // Relaxed: a flag.
         scope.spawn(|| {
@@ -201,23 +192,40 @@ fn a_worker_woken_from_a_timed_park_does_not_park_again() {
                 sleep.count_find(0);
             }
         });
-        let parks_again = (0..100).any(|round| {
-            let wakes = sleep.wakes_of(WORKER);
-            sleep.announce(WORKER, SearchState::Inactive, ParkKind::Timed);
-            if round % 2 == 0 {
-                sleep.notify();
-            } else {
-                sleep.wake_yielded();
-            }
-            sleep.set_contended(WORKER);
-            sleep.park_timed(WORKER, wakes);
-            let _ = sleep.stop_search();
-            !sleep.is_contended(WORKER)
-        });
+        let returned = f();
         // Relaxed: a flag.
         runs.store(false, Relaxed);
-        assert!(!parks_again, "a woken worker has parked again");
+        returned
+    })
+}
+
+/// The other workers run short operations and contention has been reported, so the worker would park again if it had
+/// not been woken, and would clear the report first. There are many workers, so that counting all their operations
+/// takes long enough for one of them to run several.
+#[test]
+fn a_worker_woken_from_a_timed_park_does_not_park_again() {
+    const MANY: usize = 4096;
+    const WORKER: usize = MANY - 64;
+    let sleep = Sleep::new(MANY, IdlePolicy::Park);
+    sleep.set_thread(WORKER);
+    (0..MANY).filter(|&worker| worker != WORKER).for_each(|worker| {
+        sleep.announce(worker, SearchState::Inactive, ParkKind::Timed);
     });
+    let park = |round| {
+        let wakes = sleep.wakes_of(WORKER);
+        sleep.announce(WORKER, SearchState::Inactive, ParkKind::Timed);
+        if round % 2 == 0 {
+            sleep.notify();
+        } else {
+            sleep.wake_yielded();
+        }
+        sleep.set_contended(WORKER);
+        sleep.park_timed(WORKER, wakes);
+        let _ = sleep.stop_search();
+        !sleep.is_contended(WORKER)
+    };
+    let parks_again = beside_short_operations(&sleep, || (0..100).any(park));
+    assert!(!parks_again, "a woken worker has parked again");
 }
 
 #[test]
@@ -254,11 +262,12 @@ fn workers_that_call_find_often_are_busy() {
     let sleep = with_threads();
     sleep.count_find(70);
     let (before, moment) = (sleep.finds(), Duration::from_nanos(1));
-    assert!(sleep.is_busy_since(before, Duration::ZERO));
-    assert!(!sleep.is_busy_since(before, moment));
+    let are_many = |time| Sleep::are_many(sleep.finds() - before, time);
+    assert!(are_many(Duration::ZERO));
+    assert!(!are_many(moment));
     [0, 70, 70].into_iter().for_each(|worker| sleep.count_find(worker));
-    assert!(sleep.is_busy_since(before, 3 * MAX_FIND_INTERVAL));
-    assert!(!sleep.is_busy_since(before, 3 * MAX_FIND_INTERVAL + moment));
+    assert!(are_many(3 * MAX_FIND_INTERVAL));
+    assert!(!are_many(3 * MAX_FIND_INTERVAL + moment));
 }
 
 /// Parks `worker` with a time limit and returns whether it has parked more than once: before it parks again, it clears
@@ -278,26 +287,17 @@ fn a_timed_park_is_not_repeated_while_the_other_workers_do_nothing() {
 
 #[test]
 fn a_timed_park_is_repeated_while_another_worker_runs_short_operations() {
-    let (sleep, runs) = (with_threads(), AtomicBool::new(true));
-    thread::scope(|scope| {
-        // Relaxed: a flag.
-        scope.spawn(|| {
-            while runs.load(Relaxed) {
-                sleep.count_find(0);
-            }
-        });
-        // The other thread may not get a core during a park.
-        let start = Instant::now();
-        let parks_again = loop {
+    let (sleep, start) = (with_threads(), Instant::now());
+    // The other thread may not get a core during a park.
+    let parks_again = beside_short_operations(&sleep, || {
+        loop {
             let parks_again = parks_again(&sleep, 70);
             if parks_again || start.elapsed() > Duration::from_secs(20) {
                 break parks_again;
             }
-        };
-        // Relaxed: a flag.
-        runs.store(false, Relaxed);
-        assert!(parks_again);
+        }
     });
+    assert!(parks_again);
 }
 
 /// Pins the calling thread to a core and returns the core, where possible.

@@ -5,7 +5,7 @@ mod turns;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -29,6 +29,14 @@ fn lane(workers: usize, idle: IdlePolicy) -> (Arc<Lane<usize>>, Vec<Worker<usize
 fn asleep(worker: &Worker<usize>) {
     worker.lane.sleep().set_thread(worker.index);
     worker.lane.sleep().announce(worker.index, SearchState::Inactive, ParkKind::Untimed);
+}
+
+/// Runs `worker` on another thread for one call of `next`, which returns whether the worker has found an operation.
+fn next_elsewhere(worker: Worker<usize>) -> JoinHandle<(bool, Worker<usize>)> {
+    thread::spawn(move || {
+        worker.lane.sleep().set_thread(worker.index);
+        (worker.next().is_some(), worker)
+    })
 }
 
 fn find_ptr(worker: &Worker<usize>) -> Option<*mut crate::tracker::Op<usize>> {
@@ -309,16 +317,13 @@ fn a_worker_on_a_contended_core_parks_with_a_time_limit_if_the_lane_is_busy() {
             (a_second_ago(), finds)
         });
         lane.sleep().set_contended(0);
-        let thread = thread::spawn(move || {
-            worker.lane.sleep().set_thread(worker.index);
-            assert!(worker.next().is_some());
-        });
+        let next = next_elsewhere(worker);
         // The worker has made its announcement before it counts the park.
         while lane.activity(0).parks.get() == 0 {
             thread::yield_now();
         }
         lane.inject(ops[0].right());
-        thread.join().unwrap();
+        assert!(next.join().unwrap().0);
         assert_eq!(lane.sleep().is_contended(0), !is_busy);
     }
 }
@@ -326,19 +331,15 @@ fn a_worker_on_a_contended_core_parks_with_a_time_limit_if_the_lane_is_busy() {
 #[test]
 fn a_worker_that_always_searches_does_not_park_on_a_contended_core() {
     let ((lane, mut workers), ops) = (lane(1, IdlePolicy::Spin), Ready::new(1, DEFAULT_BAND));
-    let worker = workers.swap_remove(0);
     lane.sleep().set_contended(0);
-    let thread = thread::spawn(move || {
-        worker.lane.sleep().set_thread(worker.index);
-        assert!(worker.next().is_some());
-    });
+    let next = next_elsewhere(workers.swap_remove(0));
     while lane.sleep().count_idle() == 0 {
         thread::yield_now();
     }
     // In this time, a worker that parks does so.
     thread::sleep(Duration::from_millis(50));
     lane.inject(ops[0].right());
-    thread.join().unwrap();
+    assert!(next.join().unwrap().0);
     assert_eq!(lane.activity(0).parks.get(), 0);
 }
 
@@ -424,17 +425,15 @@ fn a_recalled_worker_is_not_recorded_as_idle() {
     let mut worker = workers.swap_remove(0);
     for round in 0..20 {
         let before = lane.sleep().finds();
-        let thread = thread::spawn(move || {
-            worker.lane.sleep().set_thread(worker.index);
-            assert!(worker.next().is_none());
-            worker
-        });
+        let next = next_elsewhere(worker);
         // The third call to `find` comes after the announcement.
         while lane.sleep().finds() < before + 3 {
             hint::spin_loop();
         }
         lane.recall();
-        worker = thread.join().unwrap();
+        let found;
+        (found, worker) = next.join().unwrap();
+        assert!(!found);
         lane.resume();
         // The worker may now run an operation that it finds outside a search.
         assert_eq!(lane.sleep().count_idle(), 0, "round {round}");

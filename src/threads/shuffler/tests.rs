@@ -52,6 +52,7 @@ fn draws_are_counted_once_the_operation_is_in_its_lane() {
 #[test]
 fn a_program_is_not_still_while_the_thread_of_a_wait_that_is_over_has_yet_to_run() {
     let (shuffler, is_over) = (Shuffler::<()>::new(1), AtomicBool::new(false));
+    // Relaxed, like the store below: the test has one thread.
     shuffler.during(&|| is_over.load(Relaxed), || {
         assert!(shuffler.is_program_still(), "all threads wait");
         // Another thread must still wait.
@@ -91,6 +92,7 @@ fn a_waiter_is_found_after_another_for_the_same_operation_has_left() {
 #[test]
 fn a_waiter_waits_unless_it_is_suspended_or_its_wait_is_over() {
     let (waiters, is_over) = (Waiters::default(), AtomicBool::new(false));
+    // Relaxed, like the store below: the test has one thread.
     waiting(&waiters, &|| is_over.load(Relaxed), |waiter| {
         let waits = || {
             let (any, all) = (waiters.any_waits(), waiters.all_wait([waiter.number()]));

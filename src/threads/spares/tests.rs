@@ -28,10 +28,7 @@ fn two_workers_offered_concurrently_are_both_taken() {
     for _ in 0..1000 {
         let (spares, start) = (SpareThreads::default(), Barrier::new(3));
         let taken: usize = thread::scope(|scope| {
-            let waits = [(); 2].map(|()| scope.spawn(|| spares.wait(None).expect("a worker")));
-            while lock(&spares.0).slots.len() < 2 {
-                thread::yield_now();
-            }
+            let waits = [1, 2].map(|count| begin_wait(scope, &spares, count));
             for worker in [1, 2] {
                 let (spares, start) = (&spares, &start);
                 scope.spawn(move || {
@@ -40,7 +37,7 @@ fn two_workers_offered_concurrently_are_both_taken() {
                 });
             }
             start.wait();
-            waits.map(|wait| wait.join().expect("the thread should not panic")).iter().sum()
+            waits.map(|wait| taken(wait).expect("a worker")).iter().sum()
         });
         assert_eq!(taken, 3);
     }
@@ -111,16 +108,13 @@ fn a_pause_ends_current_and_later_waits_until_it_is_undone() {
 
 #[test]
 fn the_end_reaches_current_and_later_waiters() {
-    let spares = SpareThreads::<()>::default();
+    let spares = SpareThreads::default();
     thread::scope(|scope| {
-        let wait = scope.spawn(|| spares.wait(None));
-        while lock(&spares.0).slots.is_empty() {
-            thread::yield_now();
-        }
+        let wait = begin_wait(scope, &spares, 1);
         spares.end();
-        assert!(wait.join().expect("the thread should not panic").is_none());
+        assert!(taken(wait).is_none());
     });
     assert!(spares.wait(None).is_none());
     assert!(spares.have_ended());
-    assert!(spares.offer(()).is_err());
+    assert!(spares.offer(1).is_err());
 }

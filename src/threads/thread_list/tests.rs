@@ -55,6 +55,21 @@ fn spawn_short(threads: &Arc<ThreadList>) {
     threads.spawn(Stay::Passing, "short".to_owned(), move |number| inner.leave(number)).expect("a thread should start");
 }
 
+/// Asserts that `join_all` does not return before `release` is dropped.
+#[track_caller]
+fn assert_join_all_waits_for(release: mpsc::Sender<()>, threads: &Arc<ThreadList>, what: &str) {
+    let (sender, joined) = mpsc::channel();
+    let inner = Arc::clone(threads);
+    let other = thread::spawn(move || {
+        inner.join_all();
+        sender.send(()).expect("the receiver should exist");
+    });
+    assert!(joined.recv_timeout(MOMENT).is_err(), "{what} was not waited for");
+    drop(release);
+    joined.recv_timeout(AWHILE).expect("join_all should return");
+    other.join().expect("the thread should not panic");
+}
+
 #[test]
 fn join_all_joins_threads_that_ended_on_their_own() {
     let threads = Arc::new(ThreadList::default());
@@ -73,16 +88,7 @@ fn join_all_waits_for_the_destructors_of_a_thread_that_ended_on_its_own() {
         // The blocked thread does not keep the others from being joined.
         eventually("few threads are left", || threads.count().1 <= 1 + 2 * MANY);
     }
-    let (sender, joined) = mpsc::channel();
-    let inner = Arc::clone(&threads);
-    let other = thread::spawn(move || {
-        inner.join_all();
-        sender.send(()).expect("the receiver should exist");
-    });
-    assert!(joined.recv_timeout(MOMENT).is_err(), "a destructor was not waited for");
-    drop(release);
-    joined.recv_timeout(AWHILE).expect("join_all should return");
-    other.join().expect("the thread should not panic");
+    assert_join_all_waits_for(release, &threads, "a destructor");
     assert_eq!(threads.count().1, 0);
 }
 
@@ -208,16 +214,7 @@ fn join_all_waits_for_the_threads_of_helpers() {
     let threads = Arc::new(ThreadList::default());
     let (release, held) = mpsc::channel::<()>();
     lock(&threads.list).helper_threads.push(thread::spawn(move || _ = held.recv()));
-    let (sender, joined) = mpsc::channel();
-    let inner = Arc::clone(&threads);
-    let other = thread::spawn(move || {
-        inner.join_all();
-        sender.send(()).expect("the receiver should exist");
-    });
-    assert!(joined.recv_timeout(MOMENT).is_err(), "a helper was not waited for");
-    drop(release);
-    joined.recv_timeout(AWHILE).expect("join_all should return");
-    other.join().expect("the thread should not panic");
+    assert_join_all_waits_for(release, &threads, "a helper");
 }
 
 #[test]
