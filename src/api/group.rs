@@ -155,8 +155,9 @@ impl Group {
     /// # Errors
     /// Returns [`WaitError::Failed`] with the failure of the earliest-pushed operation among those that have failed
     /// since the last wait for the group. A later wait for the group returns none of these failures, and
-    /// [`Engine::wait_for_all`] returns neither the failure returned here nor any of the others that originated in the
-    /// group. A skipped operation counts as failed, with the failure that caused the skip.
+    /// [`Engine::wait_for_all`] returns neither the failure returned here nor the others that originated in the group. A
+    /// group keeps the failures of 1,024 operations, those pushed earliest. A skipped operation counts as failed, with
+    /// the failure that caused the skip.
     ///
     /// Returns [`WaitError::WouldDeadlock`] if the wait would never return, for example inside an operation of the
     /// group or one on which an operation of the group depends, and [`WaitError::TooManyWaiting`] if no thread could

@@ -30,7 +30,7 @@ use crate::{
     engine::{
         cancellable::Handled,
         core::Core,
-        family::{Family, ParentJob, Plan},
+        family::{Family, Plan},
         frame::Call,
         future_task::{self, FutureJob},
         group::Group,
@@ -41,7 +41,7 @@ use crate::{
         room::WhenRoom,
         scope::Scoped,
         spec::{self, Entries, Entry, Route, Spec},
-        task::{FnJob, Job, flag},
+        task::{ErasedJob, FnJob, Job, flag},
     },
     error::{BoxError, device::DeviceError, op::Cause, push::PushError},
     gpu,
@@ -1549,7 +1549,7 @@ impl<'e> OpBuilder<'e> {
             return self.submit_scoped(location, accesses, scoped, f).map(drop);
         }
         self.finish_scoped(location, accesses, scoped)?;
-        self.enqueue_in_group(location, FnJob::new(f), Some(scoped))
+        self.enqueue_in_group(location, LimitedJob::boxed(FnJob::new(f)), Some(scoped))
     }
 
     /// Pushes an operation in a scope and returns its handle.
@@ -1567,7 +1567,7 @@ impl<'e> OpBuilder<'e> {
         self.finish_scoped(location, accesses, scoped)?;
         let oneshot = result_job::shared(&self.owned.spec, location, f);
         let core = self.core;
-        self.enqueue_in_group(location, ResultJob::new(Arc::clone(&oneshot)), Some(scoped))?;
+        self.enqueue_in_group(location, LimitedJob::boxed(ResultJob::new(Arc::clone(&oneshot))), Some(scoped))?;
         let oneshot: Arc<Handled<()>> = oneshot;
         scoped.add_member(&oneshot);
         Ok(OpHandle::new(oneshot, core))
@@ -1759,17 +1759,22 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_finished(location, work)
     }
 
-    #[inline]
     fn enqueue_finished(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
         if self.owned.spec.flags & flag::CLAIMS == 0 {
-            self.core.push(&self.owned.spec, location, &mut self.owned.entries, work)
+            self.core.push(&self.owned.spec, location, &mut self.owned.entries, ErasedJob::new(work))
         } else {
-            self.enqueue_limited(location, work)
+            self.enqueue_limited(location, LimitedJob::boxed(work))
         }
     }
 
+    // The functions below are compiled once, not for each function that a program pushes.
+
     #[cold]
-    fn enqueue_limited(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
+    fn enqueue_limited(
+        &mut self,
+        location: &'static Location<'static>,
+        mut work: Box<LimitedJob>,
+    ) -> Result<(), PushError> {
         if self.owned.spec.flags & flag::PARENT == 0 {
             return self.enqueue_in_family(location, work);
         }
@@ -1780,10 +1785,15 @@ impl<'e> OpBuilder<'e> {
         }
         let group = self.family.map(Family::group).or(self.group);
         let plan = Plan::new(&self.owned.entries, self.owned.spec.priority, self.deadline, group, self.family);
-        self.enqueue_in_family(location, ParentJob::new(work, plan))
+        work.set_plan(plan);
+        self.enqueue_in_family(location, work)
     }
 
-    fn enqueue_in_family(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
+    fn enqueue_in_family(
+        &mut self,
+        location: &'static Location<'static>,
+        work: Box<LimitedJob>,
+    ) -> Result<(), PushError> {
         match self.family {
             Some(family) => family.push(&self.owned.spec, location, &mut self.owned.entries, self.deadline, work),
             None if self.is_orphan => {
@@ -1798,7 +1808,7 @@ impl<'e> OpBuilder<'e> {
     fn enqueue_in_group(
         &mut self,
         location: &'static Location<'static>,
-        work: impl Job,
+        mut work: Box<LimitedJob>,
         scoped: Option<&Arc<Scoped>>,
     ) -> Result<(), PushError> {
         if let Some(group) = self.group.filter(|_| !self.owned.spec.is_admitted) {
@@ -1808,15 +1818,15 @@ impl<'e> OpBuilder<'e> {
             }
             self.owned.spec.is_admitted = true;
         }
-        let work = match scoped {
+        match scoped {
             Some(scoped) => {
                 let kin = Arc::<Scoped>::clone(scoped);
                 let mutates = self.owned.entries.iter().any(|entry| entry.mode.is_write());
-                LimitedJob::with_kin(work, scoped.group(), kin, self.deadline, mutates)
+                work.limit_with_kin(scoped.group(), kin, self.deadline, mutates);
             }
-            None => LimitedJob::new(work, self.group, self.deadline),
-        };
-        let pushed = self.core.push(&self.owned.spec, location, &mut self.owned.entries, work);
+            None => work.limit(self.group, self.deadline),
+        }
+        let pushed = self.core.push(&self.owned.spec, location, &mut self.owned.entries, ErasedJob::new(work));
         self.core.end_push();
         pushed
     }
@@ -1891,13 +1901,17 @@ fn push_counted<A: ScopedAccesses, J: Job>(
     job: J,
 ) -> Result<(), PushError> {
     const { assert!(INLINE_ACCESSES == 4) }
-    let at = |at| accesses.at(at).map(|declared| declared.0);
-    match (A::COUNT, at(0), at(1), at(2), at(3)) {
-        (Some(1), Some(a), ..) => core.push_sole(name, location, a, job),
-        (Some(2), Some(a), Some(b), ..) => core.push_few(name, location, [a, b], job),
-        (Some(3), Some(a), Some(b), Some(c), _) => core.push_few(name, location, [a, b, c], job),
-        (Some(4), Some(a), Some(b), Some(c), Some(d)) => core.push_few(name, location, [a, b, c, d], job),
-        (Some(0), ..) => core.push_free(name, location, job),
-        _ => unreachable!("`at` returns as many accesses as `COUNT` says"),
+    let at = |at| accesses.at(at).expect("there are as many accesses as `COUNT` says").0;
+    // Each condition is a constant, so only one of the functions is compiled for a job.
+    if const { matches!(A::COUNT, Some(0)) } {
+        core.push_free(name, location, job)
+    } else if const { matches!(A::COUNT, Some(1)) } {
+        core.push_sole(name, location, at(0), job)
+    } else if const { matches!(A::COUNT, Some(2)) } {
+        core.push_few(name, location, [at(0), at(1)], job)
+    } else if const { matches!(A::COUNT, Some(3)) } {
+        core.push_few(name, location, [at(0), at(1), at(2)], job)
+    } else {
+        core.push_few(name, location, [at(0), at(1), at(2), at(3)], job)
     }
 }

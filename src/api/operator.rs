@@ -6,7 +6,7 @@ use crate::{
     api::{handle::OpHandle, token::Token},
     engine::{
         core::Core,
-        family::{ParentJob, Plan},
+        family::Plan,
         frame::Call,
         group::Group,
         limited_job::LimitedJob,
@@ -432,14 +432,12 @@ impl Operator {
         if ADMITTED && spec.flags & flag::CLAIMS == 0 {
             return core.push_sorted(spec, priority, location, entries, work);
         }
-        let pushed = if spec.flags & flag::PARENT == 0 {
-            let work = LimitedJob::new(work, group.as_ref(), *deadline);
-            core.push_sorted(spec, priority, location, entries, work)
-        } else {
-            let plan = Plan::new(entries, priority, *deadline, group.as_ref(), None);
-            let work = LimitedJob::new(ParentJob::new(work, plan), group.as_ref(), *deadline);
-            core.push_sorted(spec, priority, location, entries, work)
-        };
+        let mut work = LimitedJob::boxed(work);
+        if spec.flags & flag::PARENT != 0 {
+            work.set_plan(Plan::new(entries, priority, *deadline, group.as_ref(), None));
+        }
+        work.limit(group.as_ref(), *deadline);
+        let pushed = core.push_sorted(spec, priority, location, entries, work);
         core.end_push();
         pushed
     }

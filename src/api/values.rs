@@ -19,7 +19,7 @@ use crate::{
         frame::{self, Call},
         result_job::{self, ResultJob},
         spec::{Entry, Refs, Spec},
-        task::flag,
+        task::{ErasedJob, flag},
         variable::{self, VarCell},
     },
     error::{push::PushError, wait::WaitError},
@@ -63,7 +63,7 @@ impl Engine {
         };
         let location = Location::caller();
         let oneshot = result_job::shared(&spec, location, f);
-        self.core().push(&spec, location, &mut [entry], ResultJob::new(Arc::clone(&oneshot)))?;
+        self.core().push(&spec, location, &mut [entry], ErasedJob::new(ResultJob::new(Arc::clone(&oneshot))))?;
         self.core().wait_for_result(&oneshot, None)
     }
 

@@ -39,7 +39,7 @@ use crate::{
         keeps_open::KeepsOpen,
         right::Right,
         spec::{Entry, Spec},
-        task::{Claimed, Cleanup, Job, Task, flag},
+        task::{Claimed, Cleanup, ErasedJob, Job, Task, Work, flag},
         variable::VarCell,
     },
     error::{
@@ -91,7 +91,9 @@ struct AcquireJob(Option<Arc<Oneshot<Acquired>>>);
 
 impl Job for AcquireJob {
     const REPORTS: bool = true;
+}
 
+impl Work for AcquireJob {
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         if let (Some(oneshot), Some(right)) = (self.0.take(), cx.take_right()) {
             let acquired = Acquired { right: ManuallyDrop::new(right), core: Arc::clone(cx.core()) };
@@ -170,7 +172,13 @@ where
 {
     const REPORTS: bool = true;
     const CLAIMS: bool = true;
+}
 
+impl<F, G> Work for GuardsJob<F, G>
+where
+    F: FnOnce(&Share) -> G + Send + 'static,
+    G: Send + 'static,
+{
     fn claim(&mut self, _: &Task) -> Claimed {
         match self.acquiring.as_ref().map(|acquiring| acquiring.beside().start()) {
             Some(Err(_)) => Claimed::PassedOver,
@@ -230,7 +238,7 @@ impl Core {
         spec.flags |= flag::INLINE | flag::ASYNC;
         spec.is_admitted = true;
         let job = GuardsJob { make: Some(make), granted: None, acquiring: Some(Arc::clone(&acquiring)) };
-        self.push(&spec, location, entries, job)?;
+        self.push(&spec, location, entries, ErasedJob::new(job))?;
         Ok(acquiring)
     }
 }

@@ -11,7 +11,7 @@ use crate::{
         group::Membership,
         regain::regain_worker,
         spec::Spec,
-        task::{Cleanup, FnJob, Task, flag},
+        task::{Cleanup, ErasedJob, FnJob, Task, flag},
         worker_thread,
     },
     error::op::OpError,
@@ -63,7 +63,7 @@ impl Core {
             f(cx.core());
             Ok(())
         };
-        let pushed = self.push(&spec, Location::caller(), &mut [], FnJob::new(tell));
+        let pushed = self.push(&spec, Location::caller(), &mut [], ErasedJob::new(FnJob::new(tell)));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 

@@ -52,14 +52,11 @@ use crate::{
         push, ready_loop,
         right::Observers,
         spec::{Entries, Entry, Spec},
-        task::{Claimed, Cleanup, Job, Task, flag},
+        task::{Task, Work, flag},
         variable::VarCell,
         variables::OwnedVar,
     },
-    error::{
-        op::{Cause, OpError},
-        push::PushError,
-    },
+    error::{op::OpError, push::PushError},
     notify::{family_count::FamilyCount, waiters::Nested},
     sync::{Mutex, lock},
     tracker::{Mode, Op, OpRef, ReadyList},
@@ -102,6 +99,14 @@ impl Plan {
             group: Group::new(group.cloned()),
             within: within.map(|family| Weak::clone(&family.this)),
         })
+    }
+
+    /// Moves the plan into the family of the operation, which is about to start.
+    pub(super) fn begin(self: Box<Self>, cx: &Call<'_>) {
+        let Some(family) = Family::of(cx.frame()) else { return };
+        self.group.set_parent(NonNull::from(cx.op()).cast());
+        let set = family.plan.set(self);
+        debug_assert!(set.is_ok(), "an operation starts once");
     }
 }
 
@@ -336,7 +341,7 @@ impl Family {
         location: &'static Location<'static>,
         entries: &mut [Entry],
         deadline: Option<Instant>,
-        mut job: impl Job,
+        mut job: Box<LimitedJob>,
     ) -> Result<(), PushError> {
         let place = job.place_of_handle();
         let mut replaced = || {
@@ -357,7 +362,7 @@ impl Family {
         let mutates = entries.iter().any(|entry| entry.mode.is_write());
         self.count.enter();
         let Some(share) = self.this.upgrade() else { unreachable!("the caller has a reference") };
-        let job = LimitedJob::with_kin(job, self.group(), share, deadline, mutates);
+        job.limit_with_kin(self.group(), share, deadline, mutates);
         let entries = push::sort(&mut entries, &spec.name, location)?;
         let op = self.core.create(spec, spec.priority, location, entries, job)?;
         if let Some(children) = &mut *lock(&self.children) {
@@ -559,55 +564,5 @@ impl Kin for Family {
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-/// The job of an operation with children. It wraps the job that calls the operation's function.
-pub(crate) struct ParentJob<W> {
-    job: W,
-    plan: Option<Box<Plan>>,
-}
-
-impl<W> ParentJob<W> {
-    pub(crate) fn new(job: W, plan: Box<Plan>) -> Self {
-        Self { job, plan: Some(plan) }
-    }
-}
-
-impl<W: Job> Job for ParentJob<W> {
-    const REPORTS: bool = W::REPORTS;
-    const CLAIMS: bool = true;
-
-    fn claim(&mut self, task: &Task) -> Claimed {
-        self.job.claim(task)
-    }
-
-    fn place(&mut self) -> Option<NonNull<Place>> {
-        self.job.place()
-    }
-
-    fn place_of_handle(&mut self) -> Option<NonNull<Place>> {
-        self.job.place_of_handle()
-    }
-
-    fn started(&mut self) -> Cleanup {
-        self.job.started()
-    }
-
-    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        if let (Some(plan), Some(family)) = (self.plan.take(), Family::of(cx.frame())) {
-            plan.group.set_parent(NonNull::from(cx.op()).cast());
-            let set = family.plan.set(plan);
-            debug_assert!(set.is_ok(), "an operation starts once");
-        }
-        self.job.start(cx)
-    }
-
-    fn discard(&mut self) {
-        self.job.discard();
-    }
-
-    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
-        self.job.report(result)
     }
 }

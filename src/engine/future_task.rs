@@ -44,7 +44,7 @@ use crate::{
         result_job::Shared,
         right::{Deliver, Delivered},
         spec::Spec,
-        task::{Claimed, Cleanup, FnJob, Job, Task, flag},
+        task::{Claimed, Cleanup, ErasedJob, FnJob, Job, Task, Work, flag},
     },
     error::op::{Cause, OpError},
     notify::{oneshot::Oneshot, poll_state::PollState},
@@ -258,7 +258,7 @@ impl FutureTask {
             Ok(())
         };
         let spec = Spec { lane: self.lane, ..Spec::internal(POLL, self.priority, flag::NO_SKIP | flag::SILENT) };
-        let pushed = self.core.push(&spec, Location::caller(), &mut [], FnJob::new(poll));
+        let pushed = self.core.push(&spec, Location::caller(), &mut [], ErasedJob::new(FnJob::new(poll)));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 }
@@ -346,7 +346,13 @@ where
 {
     const REPORTS: bool = true;
     const CLAIMS: bool = true;
+}
 
+impl<F, R> Work for FutureJob<F, R>
+where
+    F: FnOnce(&Call<'_>, Arc<Handled<R>>) -> Result<(), Cause> + Send + 'static,
+    R: Send + 'static,
+{
     fn claim(&mut self, _: &Task) -> Claimed {
         self.0.claim()
     }

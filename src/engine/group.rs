@@ -213,7 +213,7 @@ impl Membership {
 
 /// The number of nested groups whose tickets fit into a member's record. If there are more groups, all tickets are
 /// boxed.
-const LEVELS: usize = 6;
+const LEVELS: usize = 5;
 
 /// The tickets of a member in its group and in those around it, for threads that know only its record. They are valid
 /// as long as the member is counted, and meaningless after that.

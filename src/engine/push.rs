@@ -25,7 +25,7 @@ use crate::{
         frame, no_wait, ready_loop,
         recording::is_observing,
         spec::{Entry, Refs, Spec},
-        task::{FillJob, Job, Task, flag},
+        task::{ErasedJob, FillJob, Job, Task, flag},
         variable::VarCell,
         worker_thread,
     },
@@ -39,13 +39,12 @@ use crate::{
 
 impl Core {
     /// Pushes an operation.
-    #[inline]
     pub(crate) fn push(
         self: &Arc<Self>,
         spec: &Spec,
         location: &'static Location<'static>,
         entries: &mut [Entry],
-        job: impl Job,
+        job: ErasedJob,
     ) -> Result<(), PushError> {
         // SAFETY: the task is filled and the operation enqueued below.
         let op = match unsafe { self.check_and_begin(spec, location, entries) } {
@@ -58,7 +57,9 @@ impl Core {
             }
         };
         // SAFETY: `check_and_begin` has begun the task, and no other thread knows it yet.
-        unsafe { Task::fill(op.task_ptr(), spec.name.clone(), location, job) };
+        unsafe { Task::describe(op.task_ptr(), spec.name.clone(), location) };
+        // SAFETY: as above.
+        unsafe { Task::fill_erased(op.task_ptr(), job) };
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, entries))
     }
 
@@ -109,11 +110,11 @@ impl Core {
         // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
         let queue = unsafe { entry.cell.as_ref() }.queue();
         if !self.is_straight || queue.owner() != self.tag() || queue.is_closed() {
-            return self.push_slowly(name, location, slice::from_mut(&mut entry), job);
+            return self.push_slowly(name, location, slice::from_mut(&mut entry), ErasedJob::new(job));
         }
         queue.prefetch();
         let Some(ticket) = self.enter_if_open() else {
-            return self.push_slowly(name, location, slice::from_mut(&mut entry), job);
+            return self.push_slowly(name, location, slice::from_mut(&mut entry), ErasedJob::new(job));
         };
         let init = init_task(ticket, name, location, job);
         let access = iter::once((VarCell::queue_ptr(entry.cell), entry.mode));
@@ -148,7 +149,9 @@ impl Core {
         match unsafe { self.push_erased(name, location, &entries, erased) } {
             FewPushed::Accepted => Ok(()),
             FewPushed::Rejected => Err(Rejected.into_error(&Name::from(name), location, &entries)),
-            FewPushed::Refused => self.push_slowly(name, location, &mut entries, ManuallyDrop::into_inner(job)),
+            FewPushed::Refused => {
+                self.push_slowly(name, location, &mut entries, ErasedJob::new(ManuallyDrop::into_inner(job)))
+            }
         }
     }
 
@@ -163,10 +166,10 @@ impl Core {
     ) -> Result<(), PushError> {
         debug_assert!(is_straight::<J>());
         if !self.is_straight {
-            return self.push_slowly(name, location, &mut [], job);
+            return self.push_slowly(name, location, &mut [], ErasedJob::new(job));
         }
         let Some(ticket) = self.enter_if_open() else {
-            return self.push_slowly(name, location, &mut [], job);
+            return self.push_slowly(name, location, &mut [], ErasedJob::new(job));
         };
         let init = init_task(ticket, name, location, job);
         // SAFETY: there are no variables. `init` begins and fills the task. The iterator reports its exact length.
@@ -288,7 +291,7 @@ impl Core {
         name: &'static str,
         location: &'static Location<'static>,
         entries: &mut [Entry],
-        job: impl Job,
+        job: ErasedJob,
     ) -> Result<(), PushError> {
         self.push(&Spec::new(Name::from(name)), location, entries, job)
     }

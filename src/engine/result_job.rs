@@ -11,7 +11,7 @@ use crate::{
         cancellable::{Cancellable, Place},
         frame::Call,
         spec::Spec,
-        task::{Claimed, Cleanup, Job, Task, flag},
+        task::{Claimed, Cleanup, Job, Task, Work, flag},
     },
     error::op::{Cause, OpError},
     notify::{
@@ -113,7 +113,13 @@ where
 {
     const REPORTS: bool = true;
     const CLAIMS: bool = true;
+}
 
+impl<F, R> Work for ResultJob<F, R>
+where
+    F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
+    R: Send + 'static,
+{
     fn claim(&mut self, _: &Task) -> Claimed {
         self.shared.claim()
     }
@@ -168,7 +174,12 @@ where
 {
     const REPORTS: bool = true;
     const CLAIMS: bool = true;
+}
 
+impl<F> Work for AsyncResultJob<F>
+where
+    F: FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static,
+{
     fn claim(&mut self, _: &Task) -> Claimed {
         self.0.claim()
     }

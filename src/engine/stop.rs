@@ -15,7 +15,7 @@ use crate::{
         frame::{self, Call},
         regain::regain_worker,
         spec::Spec,
-        task::{FnJob, Task, flag},
+        task::{ErasedJob, FnJob, Task, flag},
         worker_thread, workers,
     },
     error::build::{BuildError, ShutdownError},
@@ -171,7 +171,7 @@ impl Core {
             cx.core().lay_aside(lane);
             Ok(())
         };
-        let pushed = self.push(&spec, Location::caller(), &mut [], FnJob::new(lay_aside));
+        let pushed = self.push(&spec, Location::caller(), &mut [], ErasedJob::new(FnJob::new(lay_aside)));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 

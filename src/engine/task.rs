@@ -3,8 +3,8 @@
 //! # States
 //!
 //! 1. *Begun* ([`Task::begin`]): the ticket, the lane and the flags are set.
-//! 2. *Filled* ([`Task::fill`], or [`Task::describe`] and [`Task::fill_job`]): the name, the location and the function
-//!    are set. The operation may be enqueued. If the engine records, the operation receives a number first
+//! 2. *Filled* ([`Task::fill`], or [`Task::describe`] with [`Task::fill_job`] or [`Task::fill_erased`]): the name, the
+//!    location and the function are set. The operation may be enqueued. If the engine records, the operation receives a number first
 //!    ([`Task::set_recorded`]).
 //! 3. *Started* ([`Op::start`]), at most once: the function has run or is running. If the function does not run, it is
 //!    [discarded](Op::discard) in the epilogue instead.
@@ -29,9 +29,9 @@
 use std::{
     any::Any,
     hint,
-    mem::{MaybeUninit, needs_drop},
+    mem::{ManuallyDrop, MaybeUninit, needs_drop},
     panic::Location,
-    ptr::NonNull,
+    ptr::{self, NonNull},
     sync::Arc,
 };
 
@@ -178,6 +178,28 @@ impl Task {
         }
     }
 
+    /// Moves a job of any type into a task. With [`describe`](Self::describe), this does what [`fill`](Self::fill) does.
+    ///
+    /// # Safety
+    /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
+    pub(super) unsafe fn fill_erased(task: *mut Self, job: ErasedJob) {
+        let mut job = ManuallyDrop::new(job);
+        // SAFETY: (1): the job is borrowed exclusively.
+        let place = unsafe { Body::new(&raw mut job.0) }.place_of_handle();
+        if let (Some(place), Some(task)) = (place, NonNull::new(task.cast())) {
+            // SAFETY: the place is valid until the operation has started.
+            unsafe { place.as_ref() }.set_task(task);
+        }
+        let flags = job.0.vtable.flags;
+        // SAFETY: the job is not used again.
+        let body = unsafe { ptr::read(&raw const job.0) };
+        set! { task, body: UnsafeCell::new(MaybeUninit::new(body)) }
+        // SAFETY: (1): the flags were set by `begin`.
+        debug_assert!(flags & flag::CLAIMS != 0 || unsafe { (*task).flags } & flag::CLAIMS == 0);
+        // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
+        unsafe { (*task).flags |= flags };
+    }
+
     /// Moves the job at `job` into a task. With [`describe`](Self::describe), this does what [`fill`](Self::fill) does.
     ///
     /// # Safety
@@ -207,8 +229,7 @@ impl Task {
         unsafe { &(*task).body }.with_mut(|body| unsafe { InlineJob::init(body.cast(), work) });
         // SAFETY: (1): the flags were set by `begin`.
         debug_assert!(W::CLAIMS || unsafe { (*task).flags } & flag::CLAIMS == 0, "the job must agree with the flags");
-        let reports = const { if W::REPORTS { flag::REPORTS } else { 0 } };
-        let flags = const { if W::CLAIMS { flag::CLAIMS } else { 0 } } | reports;
+        let flags = const { flags_of::<W>() };
         if flags != 0 {
             // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
             unsafe { (*task).flags |= flags };
@@ -415,9 +436,9 @@ impl Op<Task> {
         let vtable = unsafe { (*body).vtable };
         // SAFETY: (1): only the address of the field is computed.
         let storage = unsafe { &raw const (*body).storage };
-        let joined = storage.cast::<u64>().wrapping_add(1).cast::<Joined>();
+        let joined = storage.cast::<u64>().wrapping_add(MEMBER_WORDS).cast::<Joined>();
         // SAFETY: (1): a job that `joins` stores a `Joined` there, which is constant.
-        vtable.joins.then(|| unsafe { &*joined })
+        vtable.membership.is_some().then(|| unsafe { &*joined })
     }
 }
 
@@ -497,13 +518,7 @@ pub(crate) enum Claimed {
 }
 
 /// What an operation does and how it reports its result.
-pub(crate) trait Job: Send + 'static {
-    /// Whether `report` does anything.
-    const REPORTS: bool = false;
-    /// Whether the operation can be cancelled. If so, `claim` must be called before `start`.
-    const CLAIMS: bool = false;
-    /// Whether the operation may be a member of groups.
-    const JOINS: bool = false;
+pub(crate) trait Work: Send + 'static {
     /// Returns what the operation has joined, if it may be a member of groups.
     fn joined(&self) -> Joined {
         Joined::nothing()
@@ -547,37 +562,73 @@ pub(crate) trait Job: Send + 'static {
     }
 }
 
+/// A type of work, and which of its methods do anything.
+pub(crate) trait Job: Work {
+    /// Whether `report` and `started` do anything. If not, they are never called.
+    const REPORTS: bool = false;
+    /// Whether the operation can be cancelled. If so, `claim` must be called before `start`. If not, `claim`, `place`,
+    /// `place_of_handle` and `is_abandoned` are never called.
+    const CLAIMS: bool = false;
+    /// Whether the operation may be a member of groups. If not, `joined` and `membership` are never called. If so, the
+    /// job is a box of a dynamically sized type.
+    const JOINS: bool = false;
+}
+
 /// [`Task::fill_job`] for the jobs of some type.
 pub(crate) type FillJob = unsafe fn(*mut Task, *mut ());
 
 /// The number of words in a record for the operation's job. Larger jobs are boxed.
 const WORDS: usize = 12;
 
+/// The number of words of a job that [joins](Job::JOINS) groups.
+const MEMBER_WORDS: usize = 2;
+
 /// Whether a record holds a `W` without a separate allocation.
 const fn fits<W>() -> bool {
     size_of::<W>() <= size_of::<[u64; WORDS]>() && align_of::<W>() <= align_of::<u64>()
 }
 
-/// A [`Job`] of any type, inline if it fits. If the job [joins](Job::JOINS) groups, the first word is a box with the
-/// job, and the others hold what the job has joined.
+/// A [`Job`] of any type, inline if it fits. If the job [joins](Job::JOINS) groups, it takes the first [`MEMBER_WORDS`],
+/// and the other words hold what the job has joined.
 #[repr(C)]
 pub(crate) struct InlineJob {
     vtable: &'static VTable,
     storage: [MaybeUninit<u64>; WORDS],
 }
 
+/// The methods of a type of jobs. There are many such types, at least one for each function that a program pushes, so
+/// methods that are never called are not compiled.
 struct VTable {
-    claim: unsafe fn(*mut (), &Task) -> Claimed,
-    place: unsafe fn(*mut ()) -> Option<NonNull<Place>>,
-    membership: for<'a> unsafe fn(*const (), &'a Body) -> Option<&'a Membership>,
+    /// [`flags_of`] the type.
+    flags: u16,
     start: unsafe fn(*mut (), &Call<'_>) -> Result<(), Cause>,
-    started: unsafe fn(*mut ()) -> Cleanup,
     discard: unsafe fn(*mut ()),
-    report: unsafe fn(*mut (), Result<(), &OpError>) -> Cleanup,
     /// `None` if the job needs no drop.
     drop: Option<unsafe fn(*mut ())>,
-    /// Whether there is a `Joined` after the first word.
-    joins: bool,
+    /// `None` unless the job [claims](Job::CLAIMS).
+    claiming: Option<Claiming>,
+    /// `None` unless the job [reports](Job::REPORTS).
+    reporting: Option<Reporting>,
+    /// `None` unless the job [joins](Job::JOINS) groups and a [`Joined`] is behind it.
+    membership: Option<for<'a> unsafe fn(*const (), &'a Body) -> Option<&'a Membership>>,
+}
+
+/// The methods of jobs that [claim](Job::CLAIMS).
+struct Claiming {
+    claim: unsafe fn(*mut (), &Task) -> Claimed,
+    place: unsafe fn(*mut ()) -> Option<NonNull<Place>>,
+    place_of_handle: unsafe fn(*mut ()) -> Option<NonNull<Place>>,
+}
+
+/// The methods of jobs that [report](Job::REPORTS).
+struct Reporting {
+    started: unsafe fn(*mut ()) -> Cleanup,
+    report: unsafe fn(*mut (), Result<(), &OpError>) -> Cleanup,
+}
+
+/// Returns the flags of operations with such a job.
+const fn flags_of<W: Job>() -> u16 {
+    (if W::CLAIMS { flag::CLAIMS } else { 0 }) | if W::REPORTS { flag::REPORTS } else { 0 }
 }
 
 // SAFETY: the stored job is `Send`.
@@ -593,7 +644,7 @@ impl InlineJob {
         if W::JOINS {
             // SAFETY: (1).
             unsafe { Self::init_member(body, work) }
-        } else if fits::<W>() {
+        } else if const { fits::<W>() } {
             // SAFETY: (1), and (2) was just checked.
             unsafe { Self::init_inline(body, work) }
         } else {
@@ -602,23 +653,27 @@ impl InlineJob {
         }
     }
 
-    /// Initialises a body in place with a boxed job and what the job has joined.
+    /// Initialises a body in place with a member of groups and what it has joined.
     ///
     /// # Safety
     /// 1. `body` may be written.
     unsafe fn init_member<W: Job>(body: *mut Self, work: W) {
-        const { assert!(size_of::<Joined>() <= size_of::<[u64; WORDS - 1]>() && align_of::<Joined>() <= align_of::<u64>()) }
+        const {
+            assert!(!W::JOINS || size_of::<W>() == size_of::<[u64; MEMBER_WORDS]>() && fits::<W>());
+            assert!(size_of::<Joined>() <= size_of::<[u64; WORDS - MEMBER_WORDS]>());
+            assert!(align_of::<Joined>() <= align_of::<u64>());
+        }
         let joined = work.joined();
-        // SAFETY: (1), and (2): a box is one word.
-        unsafe { Self::init_inline(body, Box::new(work)) };
+        // SAFETY: (1), and (2) was asserted above.
+        unsafe { Self::init_inline(body, work) };
         // SAFETY: (1): the pointer is to a field of the body.
         let vtable = unsafe { &raw mut (*body).vtable };
         // SAFETY: (1): the pointer is to a field of the body.
         let storage = unsafe { &raw mut (*body).storage };
         // SAFETY: (1): the field may be written.
-        unsafe { vtable.write(const { VTable::of_member::<W>() }) };
-        let behind = storage.cast::<u64>().wrapping_add(1).cast::<Joined>();
-        // SAFETY: (1): there is room for a `Joined` after the first word, as was asserted above.
+        unsafe { vtable.write(const { &VTable::of_member::<W>() }) };
+        let behind = storage.cast::<u64>().wrapping_add(MEMBER_WORDS).cast::<Joined>();
+        // SAFETY: (1): there is room for a `Joined` after the job, as was asserted above.
         unsafe { behind.write(joined) };
     }
 
@@ -643,44 +698,60 @@ impl InlineJob {
 impl VTable {
     const fn of<W: Job>() -> Self {
         Self {
-            // SAFETY: the pointer is to the `W` that was stored with this table.
-            claim: |work, task| unsafe { &mut *work.cast::<W>() }.claim(task),
-            // SAFETY: the pointer is to the `W` that was stored with this table.
-            place: |work| unsafe { &mut *work.cast::<W>() }.place(),
-            // SAFETY: the pointer is to the `W` that was stored with this table.
-            membership: |work, _body| unsafe { &*work.cast::<W>() }.membership(),
+            flags: flags_of::<W>(),
             start: __rust_begin_short_backtrace::<W>,
             // SAFETY: `work` points to the `W` that was stored with this table.
-            started: |work| unsafe { &mut *work.cast::<W>() }.started(),
-            // SAFETY: `work` points to the `W` that was stored with this table.
             discard: |work| unsafe { &mut *work.cast::<W>() }.discard(),
-            // SAFETY: `work` points to the `W` that was stored with this table.
-            report: |work, result| unsafe { &mut *work.cast::<W>() }.report(result),
             drop: if needs_drop::<W>() {
                 // SAFETY: `work` points to the `W` that was stored with this table.
                 Some(|work| unsafe { work.cast::<W>().drop_in_place() })
             } else {
                 None
             },
-            joins: false,
+            claiming: if W::CLAIMS { Some(Claiming::of::<W>()) } else { None },
+            reporting: if W::REPORTS { Some(Reporting::of::<W>()) } else { None },
+            membership: None,
         }
     }
 
-    /// Returns the table of a boxed `W` with a [`Joined`] after the box.
-    const fn of_member<W: Job>() -> &'static Self {
-        const {
-            &Self {
-                drop: Some(|work| {
-                    // SAFETY: `work` points to the words that `init_member` has stored with this table.
-                    let joined = unsafe { work.cast::<u64>().add(1) }.cast::<Joined>();
-                    // SAFETY: as above.
-                    unsafe { work.cast::<Box<W>>().drop_in_place() };
-                    // SAFETY: as above.
-                    unsafe { joined.drop_in_place() };
-                }),
-                joins: true,
-                ..Self::of::<Box<W>>()
-            }
+    /// Returns the table of a `W` with a [`Joined`] after it.
+    const fn of_member<W: Job>() -> Self {
+        Self {
+            drop: Some(|work| {
+                // SAFETY: `work` points to the words that `init_member` has stored with this table.
+                let joined = unsafe { work.cast::<u64>().add(MEMBER_WORDS) }.cast::<Joined>();
+                // SAFETY: as above.
+                unsafe { work.cast::<W>().drop_in_place() };
+                // SAFETY: as above.
+                unsafe { joined.drop_in_place() };
+            }),
+            // SAFETY: `work` points to the `W` that `init_member` has stored with this table.
+            membership: Some(|work, _body| unsafe { &*work.cast::<W>() }.membership()),
+            ..Self::of::<W>()
+        }
+    }
+}
+
+impl Claiming {
+    const fn of<W: Job>() -> Self {
+        Self {
+            // SAFETY: the pointer is to the `W` that was stored with this table.
+            claim: |work, task| unsafe { &mut *work.cast::<W>() }.claim(task),
+            // SAFETY: the pointer is to the `W` that was stored with this table.
+            place: |work| unsafe { &mut *work.cast::<W>() }.place(),
+            // SAFETY: the pointer is to the `W` that was stored with this table.
+            place_of_handle: |work| unsafe { &mut *work.cast::<W>() }.place_of_handle(),
+        }
+    }
+}
+
+impl Reporting {
+    const fn of<W: Job>() -> Self {
+        Self {
+            // SAFETY: the pointer is to the `W` that was stored with this table.
+            started: |work| unsafe { &mut *work.cast::<W>() }.started(),
+            // SAFETY: the pointer is to the `W` that was stored with this table.
+            report: |work, result| unsafe { &mut *work.cast::<W>() }.report(result),
         }
     }
 }
@@ -698,8 +769,27 @@ unsafe fn __rust_begin_short_backtrace<W: Job>(work: *mut (), cx: &Call<'_>) -> 
     result
 }
 
-/// A task's body, for its only user. The body is not borrowed as a whole, since other threads may read what the job has
-/// joined.
+/// A job of any type that is not in a task yet.
+pub(crate) struct ErasedJob(InlineJob);
+
+impl ErasedJob {
+    pub(crate) fn new<W: Job>(work: W) -> Self {
+        let mut job = MaybeUninit::uninit();
+        // SAFETY: (1): the memory is on this stack.
+        unsafe { InlineJob::init(job.as_mut_ptr(), work) };
+        // SAFETY: `init` has initialised the table, and the storage is `MaybeUninit`.
+        Self(unsafe { job.assume_init() })
+    }
+}
+
+impl Drop for ErasedJob {
+    fn drop(&mut self) {
+        // SAFETY: (1): the job is borrowed exclusively.
+        unsafe { Body::new(&raw mut self.0) }.drop_work();
+    }
+}
+
+/// A body, for its only user. The body is not borrowed as a whole, since other threads may read what the job has joined.
 struct Body(*mut InlineJob);
 
 impl Body {
@@ -721,17 +811,22 @@ impl Body {
 
     fn claim(&self, task: &Task) -> Claimed {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable().claim)(self.work(), task) }
+        self.vtable().claiming.as_ref().map_or(Claimed::Run, |table| unsafe { (table.claim)(self.work(), task) })
     }
 
     fn place(&self) -> Option<NonNull<Place>> {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable().place)(self.work()) }
+        unsafe { (self.vtable().claiming.as_ref()?.place)(self.work()) }
+    }
+
+    fn place_of_handle(&self) -> Option<NonNull<Place>> {
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        unsafe { (self.vtable().claiming.as_ref()?.place_of_handle)(self.work()) }
     }
 
     fn membership(&self) -> Option<&Membership> {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable().membership)(self.work(), self) }
+        unsafe { self.vtable().membership?(self.work(), self) }
     }
 
     fn start(&self, cx: &Call<'_>) -> Result<(), Cause> {
@@ -740,8 +835,9 @@ impl Body {
     }
 
     fn started(&self) -> Cleanup {
+        let Some(table) = &self.vtable().reporting else { return Cleanup::default() };
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable().started)(self.work()) }
+        unsafe { (table.started)(self.work()) }
     }
 
     fn discard(&self) {
@@ -750,8 +846,9 @@ impl Body {
     }
 
     fn report(&self, result: Result<(), &OpError>) -> Cleanup {
+        let Some(table) = &self.vtable().reporting else { return Cleanup::default() };
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable().report)(self.work(), result) }
+        unsafe { (table.report)(self.work(), result) }
     }
 
     fn drop_work(&self) {
@@ -762,11 +859,13 @@ impl Body {
     }
 }
 
-impl<W: Job> Job for Box<W> {
+impl<W: Job + ?Sized> Job for Box<W> {
     const REPORTS: bool = W::REPORTS;
     const CLAIMS: bool = W::CLAIMS;
     const JOINS: bool = W::JOINS;
+}
 
+impl<W: Work + ?Sized> Work for Box<W> {
     fn joined(&self) -> Joined {
         W::joined(self)
     }
@@ -809,7 +908,9 @@ impl<F> FnJob<F> {
     }
 }
 
-impl<F> Job for FnJob<F>
+impl<F> Job for FnJob<F> where F: FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static {}
+
+impl<F> Work for FnJob<F>
 where
     F: FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static,
 {

@@ -13,7 +13,7 @@ use crate::{
         kin::KinShare,
         no_wait::{self, NoWait},
         spec::{Entry, Refs, Spec},
-        task::{Cleanup, FnJob, Job, Task, flag},
+        task::{Cleanup, ErasedJob, FnJob, Job, Task, Work, flag},
         variable::{ValueMemory, VarCell, VarRef},
     },
     error::{
@@ -33,7 +33,7 @@ impl Core {
     ) -> Result<(), PushError> {
         let spec = Spec::internal("clear_error", 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
         let entry = Entry { cell: var.ptr(), mode: Mode::Write, refs: Refs::None };
-        self.push(&spec, location, &mut [entry], ClearJob(None))
+        self.push(&spec, location, &mut [entry], ErasedJob::new(ClearJob(None)))
     }
 
     /// Deletes a variable after the pending operations on it, and then calls `f`.
@@ -142,7 +142,9 @@ struct EmptyJob(Option<KinShare>);
 
 impl Job for EmptyJob {
     const REPORTS: bool = true;
+}
 
+impl Work for EmptyJob {
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         for access in cx.op().accesses() {
             // SAFETY: (1): the operation holds the variable for writing. (2): the caller of `empty_variable` guarantees
@@ -212,7 +214,9 @@ struct ClearJob(Option<OpError>);
 
 impl Job for ClearJob {
     const REPORTS: bool = true;
+}
 
+impl Work for ClearJob {
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         for access in cx.op().accesses() {
             // SAFETY: the operation holds the variable for writing, and the device operations before it are complete.
@@ -248,7 +252,9 @@ unsafe impl Send for FreeJob {}
 
 impl Job for FreeJob {
     const REPORTS: bool = true;
+}
 
+impl Work for FreeJob {
     fn start(&mut self, _cx: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: `report` frees the cell, after this call.
         let cell = unsafe { self.cell.as_ref() };

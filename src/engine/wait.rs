@@ -24,7 +24,7 @@ use crate::{
         regain::{self, regain_worker},
         room,
         spec::{Entry, Refs, Spec},
-        task::{Cleanup, Job, flag},
+        task::{Cleanup, Job, Work, flag},
         variable::{VarCell, VarRef},
         waits::{Begun, WaitFor},
         worker_thread,
@@ -540,7 +540,9 @@ impl WaitJob {
 
 impl Job for WaitJob {
     const REPORTS: bool = true;
+}
 
+impl Work for WaitJob {
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         for access in cx.op().accesses() {
             let cell = VarCell::of(access);
