@@ -7,6 +7,7 @@
 use raddle_testkit as common;
 
 use std::{
+    cell::RefCell,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex},
     thread,
@@ -159,6 +160,32 @@ fn an_engine_stays_on_the_cores_of_the_thread_that_built_it() {
         copy.push((), move |()| journal.add(allowed_cores())).expect("the engine should be open");
         engine.wait_for_all().expect("no operation should fail");
         assert_eq!(found.take(), [last.to_string(), last.to_string()]);
+    });
+}
+
+/// A destructor may start threads, for instance.
+#[test]
+#[cfg_attr(miri, ignore = "pins threads")]
+fn destructors_of_thread_locals_on_a_worker_may_use_all_cores() {
+    struct Reports(Journal<String>);
+    impl Drop for Reports {
+        fn drop(&mut self) {
+            self.0.add(allowed_cores());
+        }
+    }
+    thread_local!(static LAST: RefCell<Option<Reports>> = const { RefCell::new(None) });
+    watched(|| {
+        let (engine, found) = (Engine::builder().workers(1).build().expect("an engine"), Journal::new());
+        let reports = Reports(found.clone());
+        let sets = move |()| {
+            LAST.set(Some(reports));
+            allowed_cores()
+        };
+        let worker = engine.op("sets").submit((), sets).expect("the engine should be open").wait();
+        let pinned = core_of(&engine.placements()[0]).to_string();
+        assert_eq!(worker.expect("no operation should fail"), pinned, "the worker is not pinned");
+        engine.shutdown(raddle::Shutdown::Drain, None).expect("the shutdown should end");
+        assert_eq!(found.take(), [allowed_cores()]);
     });
 }
 

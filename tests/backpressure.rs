@@ -22,11 +22,12 @@ use std::{
 };
 
 use common::{
-    Drops, Gate, KINDS, MOMENT, NotInTime, PATIENCE, SOON, THREADED, block_on, block_on_within, child_succeeds,
-    eventually, hold, lock, occupy, on_kinds, program::fewer, resident_bytes, watched, watched_for,
+    Droppable, Drops, Gate, KINDS, MOMENT, NotInTime, PATIENCE, SOON, THREADED, block_on, block_on_within,
+    child_succeeds, eventually, hold, lock, occupy, on_kinds, program::fewer, resident_bytes, watched, watched_for,
 };
 use raddle::{
-    Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, SimulatedGpu, Var, cx,
+    Completion, Device, Engine, EngineKind, IdlePolicy, ObservedOp, Observer, OpBuilder, Operator, PushError, Shutdown,
+    SimulatedGpu, Var, cx,
 };
 
 /// The number of operations by which one thread may exceed a limit: the documented 32, and a margin of one.
@@ -387,6 +388,83 @@ fn a_push_passes_if_the_running_operation_waits_for_the_pushing_thread() {
     });
 }
 
+/// The operation runs on the thread that pushes it, which has no worker.
+#[test]
+fn an_operation_in_a_push_counts_as_running_except_while_it_waits() {
+    on_limited(&KINDS, 1, 3, |engine| {
+        let (awaited, other) = (engine.token(), engine.token());
+        let before = hold(&engine, &awaited);
+        let (started, waited, gate, pushed) = (Gate::new(), Gate::new(), Gate::new(), Gate::new());
+        let waits = {
+            let (inner, awaited) = (engine.downgrade(), awaited.clone());
+            let (started, waited, gate) = (started.clone(), waited.clone(), gate.clone());
+            move |()| {
+                started.open();
+                inner.wait_for_var(&awaited).unwrap();
+                waited.open();
+                gate.pass();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| engine.op("waits").eager().push((), waits).unwrap());
+            started.pass();
+            // These pushes pass, since everything waits for the first operation.
+            for _ in 0..3 {
+                engine.op("passes").writes([&awaited]).push((), |()| {}).unwrap();
+            }
+            before.open();
+            waited.pass();
+            eventually("only the operation that has waited is left", || engine.pending() == 1);
+            let before = hold(&engine, &other);
+            engine.op("behind").writes([&other]).push((), |()| {}).unwrap();
+            scope.spawn(|| {
+                engine.op("held back").writes([&other]).push((), |()| {}).unwrap();
+                pushed.open();
+            });
+            let has_passed = pushed.pass_within(MOMENT);
+            gate.open();
+            pushed.pass();
+            before.open();
+            assert!(!has_passed, "the push was not held back");
+        });
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// An observer is called in the middle of a push.
+#[test]
+fn a_push_waits_while_another_thread_is_inside_a_push() {
+    struct Blocks(Gate, Gate);
+    impl Observer for Blocks {
+        fn pushed(&self, op: &ObservedOp<'_>) {
+            if op.name == "first" {
+                self.0.open();
+                self.1.pass();
+            }
+        }
+    }
+    for kind in KINDS {
+        watched(move || {
+            let (inside, gate, pushed) = (Gate::new(), Gate::new(), Gate::new());
+            let builder = Engine::builder().kind(kind).workers(1).pin(false).max_pending(1);
+            let engine = builder.observer(Blocks(inside.clone(), gate.clone())).build().unwrap();
+            thread::scope(|scope| {
+                scope.spawn(|| engine.op("first").push((), |()| {}).unwrap());
+                inside.pass();
+                scope.spawn(|| {
+                    engine.op("held back").push((), |()| {}).unwrap();
+                    pushed.open();
+                });
+                let has_passed = pushed.pass_within(MOMENT);
+                gate.open();
+                pushed.pass();
+                assert!(!has_passed, "{kind}: the push was not held back");
+            });
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
 #[test]
 fn operations_that_block_count_as_running() {
     on_limited(&THREADED, 1, 3, |engine| {
@@ -527,9 +605,11 @@ fn pushes_inside_operations_are_never_held_back() {
     on_limited(&KINDS, 1, 2, |engine| {
         let (done, token) = fill(&engine, 2);
         let (inner, behind) = (engine.downgrade(), token.clone());
+        let group = engine.group().max_pending(2);
         let pushes = engine.op("pushes").submit((), move |()| {
             for _ in 0..50 {
                 inner.op("inner").writes([&behind]).push((), |()| {}).unwrap();
+                group.op("inner").writes([&behind]).push((), |()| {}).unwrap();
                 inner.op("inner").writes([&behind]).if_room().unwrap().push((), |()| {}).unwrap();
                 block_on_within(inner.op("inner").writes([&behind]).when_room(), SOON)
                     .expect("there should always be room inside an operation")
@@ -539,7 +619,7 @@ fn pushes_inside_operations_are_never_held_back() {
             }
         });
         pushes.unwrap().wait().unwrap();
-        eventually("the outer operation is counted out", || engine.pending() == 152);
+        eventually("the outer operation is counted out", || engine.pending() == 202);
         done.complete();
         engine.wait_for_all().unwrap();
     });
@@ -1356,6 +1436,27 @@ fn a_shutdown_ends_pushes_that_are_held_back() {
     }
 }
 
+/// The futures are not polled after the shutdown has begun, unless they are woken.
+#[test]
+fn a_shutdown_wakes_futures_that_wait_for_room() {
+    on_limited(&KINDS, 1, 1, |engine| {
+        let group = engine.group().max_pending(1);
+        let done = open_ended_in(&group);
+        let wakes: Vec<_> = (0..2).map(|_| Arc::new(CountWakes::default())).collect();
+        let mut rooms = [engine.op("waits"), group.op("waits")].map(|op| Box::pin(op.when_room()));
+        for (room, wakes) in rooms.iter_mut().zip(&wakes) {
+            let waker = Waker::from(Arc::clone(wakes));
+            assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        engine.notify_shutdown();
+        eventually("both futures are woken", || wakes.iter().all(|wakes| wakes.count() > 0));
+        for room in rooms {
+            assert_eq!(block_on(room).map(drop), Err(PushError::ShutDown));
+        }
+        done.complete();
+    });
+}
+
 #[test]
 fn a_push_that_is_held_back_does_not_prolong_a_wait_for_all() {
     on_limited(&THREADED, 1, 1, |engine| {
@@ -1387,6 +1488,45 @@ fn an_operation_that_runs_in_a_push_may_end_the_engine() {
         gate.open();
         engine.shutdown(Shutdown::Cancel, None).unwrap();
     });
+}
+
+/// The variable exists when the push begins. While the push is held back, it runs the operation that deletes the
+/// variable.
+#[test]
+fn the_function_of_a_push_whose_variable_is_deleted_while_it_is_held_back_is_dropped() {
+    type Push = fn(&Engine, &Var<u64>, Droppable) -> Result<(), PushError>;
+    let pushes: [(&str, Push); 3] = [
+        ("push", |engine, var, captured| engine.op("late").push(var.write(), move |_| captured.touch())),
+        ("submit", |engine, var, captured| engine.op("late").submit(var.write(), move |_| captured.touch()).map(drop)),
+        ("an asynchronous run", |engine, var, captured| {
+            let function = move |_: &mut u64, done: Completion| {
+                captured.touch();
+                done.complete();
+            };
+            engine.op("late").operator_async(var.write(), function)?.submit().map(drop)
+        }),
+    ];
+    for (name, push) in pushes {
+        on_limited(&THREADED, 1, 2, move |engine| {
+            let gate = occupy(&engine, 1);
+            let (drops, var) = (Drops::new(), engine.var(0u64));
+            let (inner, deleted) = (engine.downgrade(), var.clone());
+            // This push is not held back, since it is made inside a call to the engine. Thus, one operation is ready
+            // while another is running.
+            let pushed = engine.with(&engine.var(1), |_| {
+                let deletes = inner.clone();
+                inner.op("deletes").push((), move |()| deletes.delete_variable(&deleted, |_| {}).unwrap())
+            });
+            pushed.unwrap().unwrap();
+            let refused = push(&engine, &var, drops.make());
+            assert!(matches!(refused, Err(PushError::DeletedVariable(_))), "{name}: {refused:?}");
+            gate.open();
+            engine.wait_for_all().unwrap();
+            // The drop of an operator's function is an operation of its own.
+            eventually("the function is dropped", || drops.dropped() == drops.made());
+            drops.assert_all_gone();
+        });
+    }
 }
 
 // --------------------------------------------------------------------------------------------------------- stops ----

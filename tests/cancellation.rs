@@ -19,7 +19,7 @@ use common::{
     Drops, Gate, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, block_on, block_on_within, eventually, failure, hold,
     lock, occupy, on_kinds, poll_once, watched,
 };
-use raddle::{Cause, Device, Engine, OpContext, OpError, OpHandle, Shutdown, SimulatedGpu, WaitError, cx};
+use raddle::{Cause, Device, Engine, EngineKind, OpContext, OpError, OpHandle, Shutdown, SimulatedGpu, WaitError, cx};
 
 fn is_cancelled(error: &OpError) -> bool {
     matches!(error.cause(), Cause::Cancelled)
@@ -548,6 +548,8 @@ fn a_group_keeps_the_earliest_of_thousands_of_failures() {
             group.op(format!("operation {number}")).try_push((), |()| Err("on purpose".into())).unwrap();
         }
         assert_eq!(failure(group.wait()).name(), "operation 0");
+        // The group has kept the failures of the first 1,024 operations, which all count as reported now.
+        assert_eq!(engine.clear_errors().map(|(_, left)| left), Some(2500 - 1024));
     });
 }
 
@@ -787,6 +789,29 @@ fn a_device_operation_whose_group_is_cancelled_while_it_starts_has_one_result() 
             engine.wait_for_all().unwrap();
         });
     }
+}
+
+/// The naive engine claims the operation before it opens a stream, and checks again afterwards. Here, no stream can be
+/// opened, and the logger, which is told so, cancels the group.
+#[test]
+fn a_device_operation_whose_group_is_cancelled_after_its_claim_is_not_cancelled() {
+    watched(|| {
+        let gpu = SimulatedGpu::default();
+        let engine = Engine::builder().kind(EngineKind::Naive).gpu(gpu.clone()).build().unwrap();
+        let group = engine.group();
+        let cancelled = group.clone();
+        common::logger::log_to(move |text| {
+            if text.contains("is lost") {
+                cancelled.cancel_quietly();
+            }
+        });
+        gpu.lose();
+        group.op("claimed").on(Device::Gpu(0)).launch((), |_, ()| ()).unwrap();
+        let failed = failure(group.wait());
+        assert!(matches!(failed.cause(), Cause::Device(_)), "{failed:?}");
+        assert!(group.is_cancelled(), "the loss was not logged");
+        common::logger::log_to(|_| {});
+    });
 }
 
 #[test]

@@ -326,6 +326,32 @@ fn a_parent_may_wait_for_a_child_that_another_parent_holds_back() {
     });
 }
 
+/// The scope is not inside the parent.
+#[test]
+fn an_operation_of_a_scope_may_wait_for_a_child_that_a_parent_holds_back() {
+    on_kinds(&THREADED, 2, |engine| {
+        let ((sender, children), gate) = (mpsc::channel(), Gate::new());
+        let returns = gate.clone();
+        let parent = engine.op("parent").with_children().push(cx(), move |cx| {
+            sender.send(cx.child("child").submit((), |()| 7).unwrap()).unwrap();
+            returns.pass();
+        });
+        parent.unwrap();
+        let mut child = children.recv().unwrap();
+        let waited = engine.scope(|s| {
+            let waits = s.op("waits").submit((), move |()| {
+                let early = child.wait_timeout(MOMENT);
+                gate.open();
+                (early, child.wait())
+            });
+            waits.unwrap().wait().unwrap()
+        });
+        let (early, late) = waited.unwrap();
+        assert!(matches!(early, Err(WaitError::TimedOut)), "{early:?}");
+        assert_eq!(late.unwrap(), 7);
+    });
+}
+
 #[test]
 fn a_scope_in_a_child_cannot_name_what_the_parent_holds() {
     on_kinds(&KINDS, 2, |engine| {

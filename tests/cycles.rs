@@ -16,11 +16,14 @@ use std::{
 };
 
 use common::{
-    Gate, KINDS, MOMENT, Meeting, PATIENCE, THREADED, engine, hold, lock, on_kinds,
+    Gate, Journal, KINDS, MOMENT, Meeting, PATIENCE, THREADED, at_the_first_deferred_push, engine, eventually, hold,
+    lock,
+    logger::log_to,
+    on_kinds,
     program::{Random, Source, fewer},
     watched,
 };
-use raddle::{Engine, EngineKind, Group, OpHandle, Var, WaitError};
+use raddle::{Engine, EngineKind, Group, OpHandle, OpState, PendingOp, Var, WaitError};
 
 /// The time within which a wait that would never return must be refused.
 const FOUND: Duration = Duration::from_secs(if cfg!(raddle_tsan) { 20 } else { 5 });
@@ -381,6 +384,35 @@ fn a_scope_whose_operations_stand_behind_its_opener_is_refused() {
     });
 }
 
+/// One of the scope's operations stands behind the scope's opener; the other stands behind an operation that waits for
+/// another one behind the opener. That wait is refused, so the second operation of the scope can start.
+#[test]
+fn a_refused_scope_cancels_nothing_that_can_start_once_another_wait_is_refused() {
+    on_kinds(&THREADED, 3, |engine| {
+        let (value, linked, other, inner) = (engine.var(0), engine.var(0), engine.var(0), engine.downgrade());
+        let again = value.clone();
+        let outer = engine.op("outer").submit(value.write(), move |_| {
+            inner.op("link").push((again.read(), linked.write()), |_| ()).unwrap();
+            let behind = inner.op("behind").submit(again.read(), |_| ()).unwrap();
+            let waiter = inner.op("waiter").submit(other.write(), move |_| behind.wait()).unwrap();
+            let waits = |op: &PendingOp| op.label() == "waiter" && op.state == OpState::WaitingInside;
+            eventually("the other wait has begun", || inner.dump().ops().iter().any(waits));
+            let mut ran = false;
+            let refused = inner.scope(|s| {
+                let ran = s.lend(&mut ran);
+                s.op("inside").push(linked.write(), |_| ()).unwrap();
+                s.op("beside").push((other.read(), ran.write()), |(_, ran)| *ran = true).unwrap();
+            });
+            (refused, waiter.wait().unwrap(), ran)
+        });
+        let (refused, waited, ran) = outer.unwrap().wait().unwrap();
+        assert_eq!(deadlock(refused), names("outer", "inside"));
+        assert_eq!(deadlock(waited), names("waiter", "behind"));
+        assert!(ran, "an operation of the scope was cancelled although it could start");
+        while engine.wait_for_all().is_err() {}
+    });
+}
+
 /// What has failed by itself says more than that the scope could not end.
 #[test]
 fn a_refused_scope_returns_the_first_failure_of_its_operations() {
@@ -475,6 +507,67 @@ fn the_youngest_of_several_scopes_that_wait_for_each_other_is_refused() {
             while engine.wait_for_all().is_err() {}
         }
     });
+}
+
+/// The thread has left an operation for later, which the scope does not await.
+#[test]
+#[cfg_attr(miri, ignore = "uses much of the stack")]
+fn a_scope_of_an_engine_without_workers_is_refused_before_other_operations_run() {
+    watched(|| {
+        let (engine, (sender, receiver)) = (engine(EngineKind::Naive, 1), mpsc::channel());
+        let (value, linked, inner) = (engine.var(0), engine.var(0), engine.downgrade());
+        let again = value.clone();
+        let outer = engine.op("outer").submit(value.write(), move |_| {
+            let inside = inner.clone();
+            at_the_first_deferred_push(&inner, move |_deferred| {
+                inside.op("link").push((again.read(), linked.write()), |_| ()).unwrap();
+                let before = inside.pending();
+                let refused = inside.scope(|s| s.op("inside").push(linked.write(), |_| ()).unwrap());
+                sender.send((refused, before, inside.pending())).unwrap();
+            });
+        });
+        outer.unwrap().wait().unwrap();
+        let (refused, before, after) = receiver.recv_timeout(PATIENCE).unwrap();
+        assert!(matches!(refused, Err(WaitError::WouldDeadlock(_))), "{refused:?}");
+        // The cancelled operation of the scope is still in its queue.
+        assert_eq!(after, before + 1, "another operation has run");
+        while engine.wait_for_all().is_err() {}
+    });
+}
+
+/// An operation that was pushed to the group of a scope, and not to the scope, is not cancelled.
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_a_scope_cannot_end() {
+    if !common::is_child() {
+        return;
+    }
+    on_kinds(&KINDS, 1, |engine| {
+        let logged = Journal::new();
+        let journal = logged.clone();
+        log_to(move |text| journal.add(text.to_owned()));
+        let (value, inner) = (engine.var(0), engine.clone());
+        let again = value.clone();
+        let outer = move |_: &mut i32| {
+            inner.scope(|s| s.group().op("member").push(again.read(), |_| ()).unwrap()).unwrap();
+        };
+        // Without workers, the new thread runs the operation. Neither the operation nor the engine ever ends.
+        thread::spawn(move || engine.op("outer").push(value.write(), outer));
+        eventually("the cycle is logged", || logged.len() > 0);
+        // In this time, the scope searches again.
+        thread::sleep(2 * MOMENT);
+        let logged = logged.take();
+        assert_eq!(logged.len(), 1, "{logged:?}");
+        for part in ["the end of a scope waits forever", "`outer`", "`member`"] {
+            assert!(logged[0].contains(part), "{logged:?}");
+        }
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_cycle_that_a_scope_cannot_end_is_logged_once() {
+    common::child_succeeds("in_a_child_a_scope_cannot_end");
 }
 
 // ------------------------------------------------------------------------------------------------ random programs ----
@@ -784,6 +877,47 @@ fn an_older_wait_that_must_end_a_cycle_is_refused_in_time() {
     crossing(How::Timed, How::Untimed, "older", 50);
     crossing(How::Timed, How::Scope, "older", 50);
     crossing(How::Untimed, How::Scope, "older", 50);
+}
+
+/// The thread of the last wait has searched before the push, which nothing tells it of. Fifty further operations wait.
+#[test]
+fn a_cycle_that_a_push_closes_soon_after_the_last_wait_has_begun_is_found_in_time() {
+    on_kinds(&THREADED, 2, |engine| {
+        let signal = engine.token();
+        let held = Opens(hold(&engine, &signal));
+        for _ in 0..50 {
+            let (inner, signal) = (engine.downgrade(), signal.clone());
+            engine.op("beside").push((), move |()| inner.wait_for_var(&signal).unwrap()).unwrap();
+        }
+        in_time("a push during the wait", || {
+            let (value, linked, inner) = (engine.var(0), engine.var(0), engine.downgrade());
+            let again = value.clone();
+            let outer = engine.op("outer").submit(value.write(), move |_| {
+                drop(push_behind(&inner, &again, Between::Writers));
+                inner.op("link").push((again.read(), linked.write()), |_| ()).unwrap();
+                let (started, pushed) = (Gate::new(), Mutex::new(None));
+                let refused = inner.scope(|s| {
+                    let (started, pushed, linked) = (&started, &pushed, &linked);
+                    let pushes = move |()| {
+                        started.open();
+                        thread::sleep(Duration::from_millis(25));
+                        *lock(pushed) = Some(Instant::now());
+                        s.op("inside").push(linked.write(), |_| ()).unwrap();
+                    };
+                    s.op("pushes").push((), pushes).unwrap();
+                    // The operation must not run in place.
+                    started.pass();
+                });
+                let took = lock(&pushed).map(|pushed: Instant| pushed.elapsed());
+                (refused, took.unwrap())
+            });
+            let (refused, took) = outer.unwrap().wait().unwrap();
+            assert_eq!(deadlock(refused), names("outer", "inside"));
+            took
+        });
+        drop(held);
+        while engine.wait_for_all().is_err() {}
+    });
 }
 
 /// A hundred operations wait, half of them with a time limit. Behind each of them, fifty are pending.

@@ -1022,6 +1022,27 @@ fn a_lost_completion_ends_waits_through_another_engine() {
     }
 }
 
+/// As above, but the function waits for an operation behind its own.
+#[test]
+fn a_lost_completion_ends_the_wait_for_an_operation_behind_it() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (token, inside) = (engine.token(), engine.downgrade());
+        let (var, (sender, receiver)) = (token.clone(), mpsc::channel());
+        let loses = move |_: &OpContext<'_>, done| {
+            let lost = catch_unwind(AssertUnwindSafe(|| {
+                let _done: raddle::Completion = done;
+                resume_unwind(Box::new("lost"));
+            }));
+            assert!(lost.is_err());
+            let behind = inside.op("behind").reads([&var]).submit((), |()| ()).unwrap();
+            sender.send(behind.wait()).unwrap();
+        };
+        engine.op("loses").writes([&token]).push_async_any(raddle::cx(), loses).unwrap();
+        let waited = receiver.recv_timeout(SOON).expect("the wait should end");
+        assert!(matches!(waited, Err(WaitError::Failed(_))), "{waited:?}");
+    });
+}
+
 // ------------------------------------------------------------------------------ waits that would never return ----
 
 /// The time within which a wait that would otherwise never return must fail with an error.

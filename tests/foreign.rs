@@ -110,6 +110,11 @@ fn places_after_release() -> Vec<(&'static str, Place)> {
             engine.op("skipped").push(var.write(), move |_| drop(foreign)).unwrap();
             Box::new(())
         }),
+        ("a value captured by a skipped function with a handle", |engine, var, foreign| {
+            engine.op("fails").push_any(var.write(), |_| Err("as planned")).unwrap();
+            drop(engine.op("skipped").submit(var.write(), move |_| drop(foreign)).unwrap());
+            Box::new(())
+        }),
         ("a value captured by a skipped asynchronous function", |engine, var, foreign| {
             engine.op("fails").push_any(var.write(), |_| Err("as planned")).unwrap();
             let skipped = engine.op("skipped").writes([var]);

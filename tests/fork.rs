@@ -849,6 +849,32 @@ tests! {
         }
     }
 
+    /// The process forks in the first of two wakers that the end of an operation calls on one thread.
+    a_wait_in_a_child_calls_no_waker_of_the_parent in in_a_child_a_waker_forks {
+        struct Forks(u32, AtomicUsize);
+        impl Wake for Forks {
+            fn wake(self: Arc<Self>) {
+                if process::id() != self.0 {
+                    exit(98);
+                }
+                if self.1.fetch_add(1, SeqCst) == 0 {
+                    forked("a waker", || engine(EngineKind::Naive).wait_for_all().unwrap());
+                }
+            }
+        }
+        let engine = engine(EngineKind::Naive);
+        let token = engine.token();
+        let completion = hold(&engine, &token);
+        let forks = Arc::new(Forks(process::id(), AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&forks));
+        let mut waits = [engine.wait_for_var_async(&token), engine.wait_to_read_async(&token)];
+        for wait in &mut waits {
+            assert!(Pin::new(wait).poll(&mut Task::from_waker(&waker)).is_pending());
+        }
+        completion.complete();
+        assert_eq!(forks.1.load(SeqCst), 2);
+    }
+
     a_push_whose_operation_forks_returns_in_the_child in in_a_child_a_push_forks {
         for (name, push) in FORKERS {
             let engine = engine(EngineKind::Naive);

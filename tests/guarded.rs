@@ -135,7 +135,8 @@ fn code_outside_operations_has_declared_nothing() {
         let bus = guarded(&engine);
         let error = bus.read().unwrap_err();
         assert_eq!((error.kind(), error.user()), (UseErrorKind::Undeclared, None));
-        assert!(error.to_string().contains("code outside operations"), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("code outside operations") && text.contains("nothing orders this use"), "{text}");
         assert_eq!(bus.write().unwrap_err().kind(), UseErrorKind::Undeclared);
     });
 }

@@ -8,7 +8,7 @@ use std::{any::Any, sync::Arc, thread, time::Duration};
 
 use common::shapes::*;
 use common::{Droppable, Drops, Gate, KINDS, block_on, on_kinds, program::fewer, watched};
-use raddle::{BoxError, Engine, EngineKind, Observer, Shutdown};
+use raddle::{BoxError, Engine, EngineKind, Observer, Shutdown, cx};
 
 /// How a test ends its engine after the workload.
 #[derive(Clone, Copy, Debug)]
@@ -193,6 +193,11 @@ fn an_engine_is_freed_with_the_last_reference_to_it() {
         let observer = Silent { _drop: drops.make() };
         let engine = Engine::builder().kind(kind).workers(2).pin(false).observer(observer).build().expect("an engine");
         let variable = engine.var(0);
+        let inner = variable.clone();
+        let parent = engine.op("parent").with_children().push((cx(), variable.write()), move |(cx, _)| {
+            cx.child("child").push(inner.write(), |value| *value += 1).expect("the parent should hold the variable");
+        });
+        parent.expect("the engine should be open");
         let guard = block_on(engine.acquire(variable.read())).expect("nothing has failed");
         let (clone, downgraded) = (engine.clone(), engine.downgrade());
         let inner = downgraded.clone();

@@ -69,7 +69,9 @@ fn memory_stays_flat_over_many_pushes_and_many_engines() {
             let push_every_kind = |times: usize| {
                 for i in 0..times {
                     let own = engine.var(vec![1_u8; 200]);
-                    engine.op(format!("named {i}")).push((value.read(), own.write()), |(_, own)| own.push(2)).unwrap();
+                    // So long that a leak of names exceeds the limit.
+                    let name = format!("named {i:0>600}");
+                    engine.op(name).push((value.read(), own.write()), |(_, own)| own.push(2)).unwrap();
                     engine.push_async(|_, done| drop(done), [], [&token]).unwrap();
                     engine.push_sync(|_| {}, [&token], [own.token()]).unwrap();
                     drop(engine.wait_for_var_async(&own));

@@ -143,6 +143,31 @@ fn after_a_blocking_call_no_more_functions_compute_than_there_are_workers() {
     });
 }
 
+/// The only worker blocks as well, so a function that queues for it stays in the queue.
+#[test]
+fn a_function_does_not_queue_for_a_worker_inside_a_blocking_call() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (sender, receiver) = mpsc::channel();
+        let (started, inside) = (Gate::new(), engine.downgrade());
+        let begins = started.clone();
+        let waits = engine.op("waits").submit((), move |()| {
+            let blocks = inside.op("blocks").push((), move |()| {
+                begins.open();
+                receiver.recv_timeout(PATIENCE).unwrap();
+            });
+            blocks.unwrap();
+            blocking(|| {
+                started.pass();
+                blocking(|| ());
+                let queued = inside.dump().ops().iter().filter(|op| op.internal && op.label() == "return").count();
+                sender.send(()).unwrap();
+                queued
+            })
+        });
+        assert_eq!(waits.unwrap().wait().unwrap(), 0);
+    });
+}
+
 /// Returns a variable held by an operation that ends on another thread, a little later.
 fn held_elsewhere(engine: &Engine) -> Var<i32> {
     let value = engine.var(0);
@@ -287,6 +312,56 @@ fn a_function_continues_without_a_worker_if_none_becomes_free() {
     });
 }
 
+/// The only worker blocks, so the function continues without one, but has queued for it after each call.
+#[test]
+fn a_function_queues_for_a_worker_behind_ready_operations_now_and_then() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (sender, receiver) = mpsc::channel();
+        let (started, inside) = (Gate::new(), engine.downgrade());
+        let begins = started.clone();
+        let waits = engine.op("waits").submit((), move |()| {
+            let blocks = inside.op("blocks").push((), move |()| {
+                begins.open();
+                receiver.recv_timeout(PATIENCE).unwrap();
+            });
+            blocks.unwrap();
+            blocking(|| started.pass());
+            (1..18).for_each(|_| blocking(|| ()));
+            let dump = inside.dump();
+            sender.send(()).unwrap();
+            let queued = dump.ops().iter().filter(|op| op.internal && op.label() == "return");
+            queued.map(|op| op.priority == 0).collect::<Vec<_>>()
+        });
+        let is_behind = waits.unwrap().wait().unwrap();
+        assert_eq!((is_behind.len(), is_behind.iter().filter(|behind| **behind).count()), (18, 1));
+    });
+}
+
+/// The only worker blocks, so the function continues without one.
+#[test]
+fn a_poll_without_a_worker_does_not_queue_for_one() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (sender, receiver) = mpsc::channel();
+        let (started, inside) = (Gate::new(), engine.downgrade());
+        let begins = started.clone();
+        let polls = engine.op("polls").submit((), move |()| {
+            let blocks = inside.op("blocks").submit((), move |()| {
+                begins.open();
+                receiver.recv_timeout(PATIENCE).unwrap();
+            });
+            let mut blocks = blocks.unwrap();
+            blocking(|| started.pass());
+            let queued = [(); 3].map(|()| {
+                assert!(common::poll_once(&mut blocks).is_pending());
+                inside.dump().ops().iter().filter(|op| op.internal && op.label() == "return").count()
+            });
+            sender.send(()).unwrap();
+            queued
+        });
+        assert_eq!(polls.unwrap().wait().unwrap(), [1; 3], "a poll has queued for a worker");
+    });
+}
+
 /// The time limit of a wait includes the time spent in the queue for a worker.
 #[test]
 fn a_wait_that_times_out_does_not_queue_for_a_worker() {
@@ -318,21 +393,24 @@ fn a_wait_that_times_out_does_not_queue_for_a_worker() {
 /// A thread that has given up its worker takes the next worker that is given up.
 #[test]
 fn consecutive_waits_need_no_further_threads() {
-    watched(|| {
-        let engine = common::engine(EngineKind::PerDevice, 1);
-        let inside = engine.downgrade();
-        let threads = engine.op("waits").submit((), move |()| {
-            let mut threads = HashSet::new();
-            for _ in 0..200 {
-                let mut inner = inside.op("inner").submit((), |()| thread::current().id()).unwrap();
-                threads.insert(inner.wait_timeout(PATIENCE).unwrap());
-            }
-            threads.len()
+    // On other systems, a thread that is pinned cannot run another worker.
+    for pin in [false, cfg!(target_os = "linux")] {
+        watched(move || {
+            let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(pin).build().unwrap();
+            let inside = engine.downgrade();
+            let threads = engine.op("waits").submit((), move |()| {
+                let mut threads = HashSet::new();
+                for _ in 0..200 {
+                    let mut inner = inside.op("inner").submit((), |()| thread::current().id()).unwrap();
+                    threads.insert(inner.wait_timeout(PATIENCE).unwrap());
+                }
+                threads.len()
+            });
+            // A thread that has just given up its worker may not be ready for another yet.
+            let threads = threads.unwrap().wait().unwrap();
+            assert!(threads <= 4, "{threads}, pinned: {pin}");
         });
-        // A thread that has just given up its worker may not be ready for another yet.
-        let threads = threads.unwrap().wait().unwrap();
-        assert!(threads <= 4, "{threads}");
-    });
+    }
 }
 
 /// A function may be about to regain a worker after a wait when the engine is stopped, started or shut down.

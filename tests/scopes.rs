@@ -19,6 +19,7 @@ use std::{
 
 use common::{
     Drops, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, child_succeeds, eventually, failure, hold, lock, on_kinds,
+    program::fewer,
 };
 use raddle::{
     Cause, Device, Engine, EngineKind, PushError, Scope, ScopedVar, Shutdown, SimulatedGpu, WaitError, cx, each,
@@ -460,6 +461,28 @@ fn in_a_child_memory_stays_flat_in_a_long_scope() {
         });
         let grown = grown.unwrap().wait().unwrap();
         assert!(grown < 8 << 20, "memory grew by {grown} bytes");
+    });
+}
+
+/// The scope's list of these operations is searched for complete ones only now and then.
+#[test]
+fn a_scope_in_an_operation_may_have_a_hundred_thousand_pending_operations() {
+    on_kinds(&[EngineKind::Pooled], 2, |engine| {
+        let (token, inner) = (engine.token(), engine.downgrade());
+        let gate = hold(&engine, &token);
+        let around = engine.op("around").submit((), move |()| {
+            let ran = AtomicUsize::new(0);
+            inner
+                .scope(|s| {
+                    for _ in 0..fewer(100_000) {
+                        s.op("waits").reads([&token]).push((), |()| _ = ran.fetch_add(1, Relaxed)).unwrap();
+                    }
+                    gate.open();
+                })
+                .unwrap();
+            ran.into_inner()
+        });
+        assert_eq!(around.unwrap().wait().unwrap(), fewer(100_000));
     });
 }
 

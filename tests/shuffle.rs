@@ -8,7 +8,7 @@ use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{
@@ -111,6 +111,24 @@ fn on_one_worker_a_seed_always_produces_the_same_order() {
             }
             assert_eq!(orders.len(), fewer(8), "two seeds produce the same order");
         }
+    });
+}
+
+#[test]
+fn on_one_worker_nothing_starts_soon_after_a_push_unless_the_program_waits() {
+    /// Less than the time after its last push from which a program seems to wait.
+    const SOON_AFTER: Duration = Duration::from_millis(40);
+    watched(|| {
+        eventually("the thread was not interrupted for long", || {
+            let (engine, log) = (shuffled(EngineKind::Pooled, 1, 1), Log::default());
+            let start = Instant::now();
+            log.push(&engine, "op");
+            thread::sleep(SOON_AFTER / 4);
+            let started = !log.take().is_empty();
+            let is_soon = start.elapsed() < SOON_AFTER;
+            assert!(!(is_soon && started), "the operation has started");
+            is_soon
+        });
     });
 }
 

@@ -278,6 +278,26 @@ fn operations_that_become_ready_while_an_engine_is_stopped_run_after_the_start()
     });
 }
 
+/// A value that needs no drop may also be one that was dropped before, by a deletion.
+#[test]
+fn a_stopped_engine_deletes_variables_and_drops_values_that_need_no_drop_on_the_calling_thread() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (plain, deleted, boxed) = (engine.var(0), engine.var(Box::new(0)), engine.var(Box::new(0)));
+        engine.stop(None).unwrap();
+        drop(plain);
+        assert_eq!(engine.pending(), 0, "the drop of a number waits for a worker");
+        let (sender, receiver) = mpsc::channel();
+        engine.delete_variable(&deleted, move |_| sender.send(thread::current().id()).unwrap()).unwrap();
+        assert_eq!(receiver.try_recv(), Ok(thread::current().id()));
+        drop(deleted);
+        assert_eq!(engine.pending(), 0, "the drop of a deleted variable waits for a worker");
+        drop(boxed);
+        assert_eq!(engine.pending(), 1, "the drop of a value that needs one does not wait for a worker");
+        engine.start().unwrap();
+        engine.wait_for_all().unwrap();
+    });
+}
+
 #[test]
 fn a_shutdown_starts_a_stopped_engine() {
     on_kinds(&THREADED, 2, |engine| {
@@ -408,6 +428,7 @@ fn a_stopped_naive_engine_still_runs_operations() {
     watched(|| {
         let engine = common::engine(EngineKind::Naive, 1);
         engine.stop(None).unwrap();
+        assert!(!engine.is_stopped());
         assert_eq!(
             engine.op("").submit((), |()| 1).unwrap().wait().unwrap(),
             1,

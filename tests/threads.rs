@@ -14,6 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -216,6 +217,72 @@ fn in_a_child_no_thread_can_be_started_for_a_while() {
     });
 }
 
+/// The end of a scope tries again and again to hand over the worker, but not all the time. In between, it runs the
+/// operations of the scope that have become ready.
+#[test]
+fn a_scope_ends_although_no_thread_can_be_started() {
+    child_succeeds("in_a_child_no_thread_can_be_started_at_the_end_of_a_scope");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_no_thread_can_be_started_at_the_end_of_a_scope() {
+    /// The number of attempts after which the scope's operation becomes ready.
+    const ATTEMPTS: usize = 50;
+    if !is_child() {
+        return;
+    }
+    on_kinds(&THREADED, 1, |engine| {
+        let (token, attempts) = (engine.token(), AtomicUsize::new(0));
+        let gate = common::hold(&engine, &token);
+        log_to(move |text| {
+            assert!(text.contains("because no thread could be started"), "{text}");
+            if attempts.fetch_add(1, SeqCst) + 1 == ATTEMPTS {
+                gate.open();
+            }
+        });
+        let inner = engine.clone();
+        let around = engine.op("around").submit((), move |()| {
+            let (mut ran, start) = (false, Instant::now());
+            let _none = NoThreads::new();
+            let result = inner.scope(|s| {
+                let ran = s.lend(&mut ran);
+                s.op("inside").reads([&token]).push(ran.write(), |ran| *ran = true).expect("the scope should be open");
+            });
+            (result.map_err(|error| error.to_string()), ran, start.elapsed())
+        });
+        let (result, ran, took) = around.expect("the engine should be open").wait().expect("no operation should fail");
+        assert_eq!((result, ran), (Ok(()), true));
+        // An attempt takes place once per millisecond, with few exceptions.
+        assert!(took >= Duration::from_millis(ATTEMPTS as u64 / 2), "{ATTEMPTS} attempts within {took:?}");
+        engine.wait_for_all().expect("no operation should fail");
+    });
+}
+
+/// Little stack is left, and no thread can be started that would have another.
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_deferred_operation_runs_although_there_is_no_other_stack() {
+    child_succeeds("in_a_child_there_is_no_other_stack");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_there_is_no_other_stack() {
+    if !is_child() {
+        return;
+    }
+    common::watched(|| {
+        let engine = common::engine(EngineKind::Naive, 1);
+        common::at_the_first_deferred_push(&engine, |next| {
+            let _none = NoThreads::new();
+            next.wait().expect("no operation should fail");
+        });
+        // A panic in the function above is the failure of an operation.
+        engine.wait_for_all().expect("no operation should fail");
+    });
+}
+
 /// The call pushes an operation whose turn comes when no thread is waiting for it any longer.
 #[test]
 fn a_call_of_with_that_cannot_wait_releases_its_variable() {
@@ -261,6 +328,34 @@ fn pending(engine: &Engine) -> Token {
     let token = engine.token();
     engine.push_sync(|_| {}, [], [&token]).expect("the engine should be open");
     token
+}
+
+/// The thread of the first worker can be started, but no further one.
+#[test]
+fn the_threads_of_an_engine_that_could_not_be_built_end() {
+    child_succeeds("in_a_child_an_engine_cannot_be_built");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_an_engine_cannot_be_built() {
+    if !is_child() {
+        return;
+    }
+    for kind in THREADED {
+        watched_for(AWHILE, move || {
+            let before = thread_count();
+            thread::spawn(|| ()).join().expect("the thread should not panic");
+            let built = {
+                let mut none = NoThreads::new();
+                none.let_one_start();
+                Engine::builder().kind(kind).workers(2).pin(false).build()
+            };
+            assert!(matches!(built, Err(BuildError::Thread(_))), "{built:?}");
+            wait_for_thread_count(before);
+            drop(common::engine(kind, 2));
+        });
+    }
 }
 
 /// The workers that were laid aside receive threads at the next start.

@@ -459,6 +459,32 @@ fn an_operation_of_a_gpu_may_start_once_those_before_it_are_issued() {
     }
 }
 
+/// The engine's own operation for the wait does not belong to the lane, so it is not shown on the lane's stream.
+#[test]
+fn a_wait_that_a_gpu_ends_runs_on_the_thread_of_the_lane() {
+    for kind in THREADED {
+        watched(move || {
+            let (recorder, gpu) = (Recorder::new(), SimulatedGpu::new());
+            let engine = Engine::builder().kind(kind).workers(1).gpu(gpu.clone()).recorder(&recorder).build().unwrap();
+            let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
+            gpu.stall();
+            let launch = engine.op("kernel").on(Device::Gpu(0)).try_launch(value.write(), |stream, value| {
+                Ok(stream.simulated().unwrap().launch(Duration::ZERO, value, |value| value.fill(1))?)
+            });
+            launch.unwrap();
+            eventually("the kernel is issued", || gpu.counts().launches == 1);
+            let waits = engine.wait_for_var_async(&value);
+            gpu.resume();
+            common::block_on(waits).unwrap();
+            engine.wait_for_all().unwrap();
+            let trace = recorder.take();
+            let place = named(&trace, "wait").runs[0].place;
+            assert!(matches!(place, Place::Thread(_)), "{place:?}");
+            assert!(trace.place(place).starts_with("raddle-gpu0-"), "{}", trace.place(place));
+        });
+    }
+}
+
 #[test]
 fn an_operation_of_a_lost_gpu_is_skipped_without_a_run() {
     for kind in KINDS {
@@ -601,6 +627,13 @@ fn an_engine_without_workers_runs_operations_on_the_threads_that_push_them() {
             assert_eq!(op.runs[0].place, Place::Thread(op.pushed_by), "{op:?}");
             assert_eq!(trace.place(op.runs[0].place), format!("pushes {number}"));
         }
+        // The thread may be a worker of another engine.
+        let (other, inside) = (common::engine(EngineKind::PerDevice, 1), engine.downgrade());
+        let push = move |()| inside.op("by a worker").push((), |()| {}).unwrap();
+        other.op("pushes").submit((), push).unwrap().wait().unwrap();
+        let trace = recorder.take();
+        let op = named(&trace, "by a worker");
+        assert_eq!(op.runs[0].place, Place::Thread(op.pushed_by), "{op:?}");
     });
 }
 
@@ -1648,8 +1681,8 @@ fn an_observer_sees_what_the_recorder_records() {
 
 #[test]
 fn an_observer_can_neither_push_to_an_observed_engine_nor_wait_and_may_panic() {
-    type Results = ([Result<(), PushError>; 2], Result<(), WaitError>);
-    struct Meddling(mpsc::Sender<Results>, [Engine; 2]);
+    type Results = ([Result<(), PushError>; 4], Result<(), WaitError>);
+    struct Meddling(mpsc::Sender<Results>, [Engine; 4]);
     impl Observer for Meddling {
         fn started(&self, op: &ObservedOp<'_>) {
             if op.name == "observed" {
@@ -1664,20 +1697,25 @@ fn an_observer_can_neither_push_to_an_observed_engine_nor_wait_and_may_panic() {
     for kind in KINDS {
         watched(move || {
             let (sender, receiver) = mpsc::channel();
-            let observed = Engine::builder().kind(kind).workers(1).observer(Counting(Arc::default())).build().unwrap();
-            let unobserved = Engine::builder().kind(kind).workers(1).build().unwrap();
-            let meddling = Meddling(sender, [observed, unobserved.clone()]);
-            let engine = Engine::builder().kind(kind).workers(1).observer(meddling).build().unwrap();
+            let builder = || Engine::builder().kind(kind).workers(1);
+            let observed = builder().observer(Counting(Arc::default())).build().unwrap();
+            let unobserved = [builder(), builder().max_pending(10), builder().recorder(&Recorder::new())];
+            let unobserved = unobserved.map(|builder| builder.build().unwrap());
+            let [plain, limited, recorded] = unobserved.clone();
+            let meddling = Meddling(sender, [observed, plain, limited, recorded]);
+            let engine = builder().observer(meddling).build().unwrap();
             let x = engine.var(0);
             engine.op("observed").push(x.write(), |x| *x += 1).unwrap();
             engine.op("other").push(x.write(), |x| *x += 1).unwrap();
             assert_eq!(engine.get(&x).unwrap(), 2);
             let (pushed, waited) = receiver.recv().unwrap();
-            assert!(matches!(pushed, [Err(PushError::InObserver), Ok(())]), "{pushed:?}");
+            assert!(matches!(pushed, [Err(PushError::InObserver), Ok(()), Ok(()), Ok(())]), "{pushed:?}");
             assert!(matches!(waited, Err(WaitError::InObserver)), "{waited:?}");
             engine.wait_for_all().unwrap();
-            unobserved.wait_for_all().unwrap();
-            assert_eq!(unobserved.stats().ended, 1);
+            for unobserved in unobserved {
+                unobserved.wait_for_all().unwrap();
+                assert_eq!(unobserved.stats().ended, 1);
+            }
         });
     }
 }
@@ -1856,6 +1894,14 @@ fn statistics_count_what_was_pushed_and_ended() {
             let wait = move |()| inner.op("inner").submit((), |()| {}).unwrap().wait().unwrap();
             engine.op("outer").submit((), wait).unwrap().wait().unwrap();
             assert_eq!(engine.stats().helped, 1, "{}", engine.stats());
+            // A wait for a variable takes the operation from the worker's deque.
+            let (inner, x) = (engine.downgrade(), engine.var(0));
+            let wait = move |()| {
+                inner.op("inner").push(x.write(), |_| {}).unwrap();
+                inner.wait_for_var(&x).unwrap();
+            };
+            engine.op("outer").submit((), wait).unwrap().wait().unwrap();
+            assert_eq!(engine.stats().helped, 2, "{}", engine.stats());
         }
     });
 }

@@ -281,6 +281,19 @@ fn dropped_waits_for_a_group_leave_no_memory_behind() {
     });
 }
 
+/// In so many groups, the tickets of a member do not fit into its record. On a naive engine, no other thread delays the
+/// reclamation of what the members have retired.
+#[test]
+fn members_of_many_nested_groups_leave_no_memory_behind() {
+    alone_on(&[EngineKind::Naive], 1, |engine| {
+        let group = (0..20).fold(engine.group(), |group, _| group.group());
+        assert_flat("members of many nested groups", MANY, |_| {
+            group.op("member").push((), |()| ()).expect("the engine should be open");
+        });
+        group.wait().expect("no operation should fail");
+    });
+}
+
 // ---------------------------------------------------------------------------------------------- waits for room ----
 
 /// The futures are dropped while the engine or a group is full, and after they have been woken because it has room.

@@ -10,10 +10,10 @@ use std::{
         mpsc::{self, Receiver},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use common::{KINDS, THREADED, logger::log_to, watched};
+use common::{Gate, KINDS, Meeting, THREADED, logger::log_to, watched};
 use raddle::{Device, Engine, EngineBuilder, EngineKind, Problem, Shutdown, SimulatedGpu, Watchdog, WatchdogReport};
 
 const LIMIT: Duration = Duration::from_millis(40);
@@ -113,9 +113,80 @@ fn a_stalled_engine_is_reported_and_reported_again_after_progress() {
             let report = reports.recv().unwrap();
             assert!(matches!(report.problem, Problem::Stalled { time } if time >= LIMIT), "round {round}: {report}");
             assert!(report.to_string().contains("`ask`"), "{report}");
+            assert!(reports.recv_timeout(3 * LIMIT).is_err(), "round {round}: the engine is reported twice");
             completion.complete();
             engine.wait_for_all().unwrap();
         }
+    });
+}
+
+/// The time before the push, in which nothing was pending, does not count.
+#[test]
+fn an_idle_engine_is_not_stalled() {
+    each(&KINDS, &Watchdog::new().stalled(LIMIT), |engine, reports| {
+        thread::sleep(5 * LIMIT);
+        let (x, start) = (engine.token(), Instant::now());
+        let gate = common::hold(engine, &x);
+        let report = reports.recv().unwrap();
+        assert!(matches!(report.problem, Problem::Stalled { time } if time <= start.elapsed()), "{report}");
+        gate.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// No operation ends, but one leaves its worker to another, which starts.
+#[test]
+fn a_start_is_progress_of_a_stalled_engine() {
+    each(&THREADED, &Watchdog::new().stalled(5 * LIMIT), |engine, reports| {
+        let (leave, end, meeting) = (Gate::new(), Gate::new(), Meeting::new(3));
+        for leaves in [true, false] {
+            let (leave, end, meeting) = (leave.clone(), end.clone(), meeting.clone());
+            let runs = move |()| {
+                meeting.join();
+                if leaves {
+                    leave.pass();
+                    raddle::blocking(|| end.pass());
+                } else {
+                    end.pass();
+                }
+            };
+            engine.op("runs").push((), runs).unwrap();
+        }
+        meeting.join();
+        let ends = end.clone();
+        engine.op("starts").push((), move |()| ends.pass()).unwrap();
+        for round in 0..2 {
+            let report = reports.recv().unwrap();
+            let is_stalled = matches!(report.problem, Problem::Stalled { time } if time >= 5 * LIMIT);
+            assert!(is_stalled, "round {round}: {report}");
+            leave.open();
+        }
+        end.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn the_time_before_the_start_of_an_operation_does_not_count_as_running() {
+    each(&THREADED, &Watchdog::new().running(LIMIT), |engine, reports| {
+        let x = engine.token();
+        let gate = common::hold(engine, &x);
+        let (sender, receiver) = mpsc::channel::<()>();
+        engine.op("stuck").writes([&x]).push((), move |()| _ = receiver.recv()).unwrap();
+        let running = |report: &WatchdogReport| {
+            let Problem::Running { op, time } = report.problem else { panic!("{report}") };
+            (report.dump.ops()[op].label(), time)
+        };
+        // An asynchronous operation runs until its completion is used.
+        assert_eq!(running(&reports.recv().unwrap()).0, "hold");
+        thread::sleep(3 * LIMIT);
+        let start = Instant::now();
+        gate.open();
+        let report = reports.recv().unwrap();
+        let (name, time) = running(&report);
+        assert!(name == "stuck" && time <= start.elapsed(), "{report}");
+        drop(sender);
+        engine.wait_for_all().unwrap();
     });
 }
 
@@ -162,6 +233,8 @@ fn a_cycle_of_waits_is_reported() {
         let text = report.to_string();
         assert!(text.contains("wait for each other") && text.contains("`behind first`"), "{text}");
         let _ = engine.wait_for_all();
+        let is_cycle = |report: WatchdogReport| matches!(report.problem, Problem::Cycle { .. });
+        assert!(!reports.try_iter().any(is_cycle), "the cycle is reported twice");
     });
 }
 
@@ -254,6 +327,22 @@ fn a_thread_that_waits_for_too_long_is_reported_once_with_its_chain() {
     });
 }
 
+/// The wait is an internal operation, too.
+#[test]
+fn a_thread_that_waits_for_a_variable_for_too_long_is_reported_once() {
+    each(&THREADED, &Watchdog::new().waiting(5 * LIMIT), |engine, reports| {
+        let x = engine.token();
+        let gate = common::hold(engine, &x);
+        let (inside, awaited) = (engine.clone(), x.clone());
+        let waiter = thread::spawn(move || inside.wait_for_var(&awaited));
+        let report = reports.recv().unwrap();
+        assert!(matches!(report.problem, Problem::Wait { .. }), "{report}");
+        assert!(reports.recv_timeout(10 * LIMIT).is_err(), "the wait is reported twice");
+        gate.open();
+        waiter.join().unwrap().unwrap();
+    });
+}
+
 #[test]
 fn a_task_that_awaits_a_variable_for_too_long_is_reported() {
     each(&THREADED, &Watchdog::new().waiting(LIMIT), |engine, reports| {
@@ -332,5 +421,11 @@ fn a_lane_of_a_gpu_that_completes_nothing_is_reported() {
         assert!(report.to_string().contains("gpu(0) compute has completed nothing for"), "{report}");
         engine.wait_for_all().unwrap();
         assert!(reports.try_recv().is_err(), "the lane is reported twice");
+        // The workers are no lane of a device.
+        let (sender, receiver) = mpsc::channel::<()>();
+        engine.op("on the CPU").push((), move |()| _ = receiver.recv()).unwrap();
+        assert!(reports.recv_timeout(10 * LIMIT).is_err(), "an operation on the CPU is reported");
+        drop(sender);
+        engine.wait_for_all().unwrap();
     });
 }

@@ -8,9 +8,8 @@ use crate::{Gate, mapped_bytes};
 /// the stack.
 pub struct NoThreads {
     before: libc::rlimit,
-    /// Threads occupying the cached stacks of ended threads.
-    parked: Vec<thread::JoinHandle<()>>,
-    over: Gate,
+    /// Threads occupying the cached stacks of ended threads, each until its gate is opened.
+    parked: Vec<(Gate, thread::JoinHandle<()>)>,
 }
 
 impl NoThreads {
@@ -21,13 +20,22 @@ impl NoThreads {
         // The limit leaves less address space than a stack needs, but enough for the allocations made while the limit
         // applies.
         Self::set(libc::rlimit { rlim_cur: mapped_bytes() as u64 + (1 << 20), ..before });
-        let over = Gate::new();
         let park = || {
-            let over = over.clone();
-            thread::Builder::new().spawn(move || over.pass()).ok()
+            let gate = Gate::new();
+            let closed = gate.clone();
+            let thread = thread::Builder::new().spawn(move || closed.pass()).ok()?;
+            Some((gate, thread))
         };
         let parked = std::iter::from_fn(park).collect();
-        Self { before, parked, over }
+        Self { before, parked }
+    }
+
+    /// Lets one thread start, with the stack of a thread that had ended before this value was created. Panics if there
+    /// was none.
+    pub fn let_one_start(&mut self) {
+        let (gate, thread) = self.parked.pop().expect("a thread should have ended before");
+        gate.open();
+        thread.join().expect("a parked thread should not panic");
     }
 
     fn set(limit: libc::rlimit) {
@@ -39,7 +47,7 @@ impl NoThreads {
 impl Drop for NoThreads {
     fn drop(&mut self) {
         Self::set(self.before);
-        self.over.open();
-        self.parked.drain(..).for_each(|thread| thread.join().expect("a parked thread should not panic"));
+        self.parked.iter().for_each(|(gate, _)| gate.open());
+        self.parked.drain(..).for_each(|(_, thread)| thread.join().expect("a parked thread should not panic"));
     }
 }

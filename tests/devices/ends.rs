@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use raddle::{BoxError, Cause, DeviceError, EngineKind, GpuStream, Shutdown, ShutdownError, SimulatedGpu, WaitError};
+use raddle::{
+    BoxError, Cause, Completion, DeviceError, EngineKind, GpuStream, OpContext, Shutdown, ShutdownError, SimulatedGpu,
+    WaitError,
+};
 
 use super::{
     GPU, OTHER, assert_sent_by_worker, builder, device, download, engine, hold_lane, issued, kernel, kernel_from,
@@ -156,6 +159,16 @@ fn the_function_of_a_device_operation_cannot_wait() {
             for refused in [var, limited, handle, all] {
                 assert!(matches!(refused, Err(WaitError::OnDevice)), "{kind}: {refused:?}");
             }
+            // An asynchronous operation has no stream, but its function runs on the lane's thread as well. The wait is
+            // refused although nothing is pending on the variable.
+            let (inside, idle, (sender, receiver)) = (engine.clone(), engine.token(), mpsc::channel());
+            let waits = move |_: &OpContext<'_>, done: Completion| {
+                sender.send(inside.wait_for_var(&idle)).unwrap();
+                done.complete();
+            };
+            engine.op("waits as well").on(GPU).push_async_any(raddle::cx(), waits).unwrap();
+            let refused = receiver.recv_timeout(AWHILE).unwrap();
+            assert!(matches!(refused, Err(WaitError::OnDevice)), "{kind}: {refused:?}");
             gate.open();
             engine.wait_for_all().unwrap();
         });
@@ -405,6 +418,26 @@ fn operations_in_flight_on_a_lost_device_fail_and_the_other_gpu_continues() {
             assert_eq!(var.version(), 0);
             drop((var, back));
             engine.shutdown(Shutdown::Drain, None).unwrap();
+        });
+    }
+}
+
+/// Both operations are in flight on one lane.
+#[test]
+fn an_operation_behind_another_on_a_lost_device_fails_with_the_same_failure() {
+    for kind in THREADED {
+        watched_for(AWHILE, move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let (first, second) = (device(&engine, 1), device(&engine, 1));
+            kernel(&engine, "first", &first, |_| {});
+            kernel_from(&engine, "second", Property::Normal, &first, &second, |_, _| {});
+            issued(&gpu, 2, 0);
+            gpu.lose();
+            let failed = failure(engine.wait_for_var(&first));
+            assert_eq!(failed.name(), "first", "{kind}");
+            assert!(failed.downcast_ref::<DeviceError>().is_some_and(DeviceError::is_lost), "{kind}: {failed:?}");
+            assert!(failure(engine.wait_for_var(&second)).ptr_eq(&failed), "{kind}: each has a failure of its own");
         });
     }
 }

@@ -584,6 +584,40 @@ fn a_device_operation_with_a_value_on_the_host_waits_for_the_kernels_before_it()
     }
 }
 
+/// As above, with a value that belongs to a family.
+#[test]
+fn a_device_operation_with_a_value_of_a_family_waits_for_the_kernels_before_it() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let (var, free, journal) = (device(&engine, 1), device(&engine, 1), Journal::new());
+            let (inside, beside) = (var.clone(), free.clone());
+            let (first, second) = (journal.clone(), journal.clone());
+            let parent = engine.op("parent").with_children();
+            let parent = parent.submit((raddle::cx(), var.write(), free.write()), move |(cx, ..)| {
+                let value = cx.child_var(0).unwrap();
+                let kernel = cx.child("kernel").on(GPU);
+                let launch = kernel.launch_any((value.write(), inside.write()), move |stream, (_, var)| {
+                    simulated(stream).launch(Duration::ZERO, var, move |_| first.add("kernel"))
+                });
+                launch.unwrap();
+                cx.child("after").on(GPU).launch_any(value.write(), move |_, _| second.add("function")).unwrap();
+                // The lane takes this operation last, and does not make it wait.
+                let launch = cx.child("free").on(GPU).launch_any(beside.write(), |stream, var| {
+                    simulated(stream).launch(Duration::ZERO, var, |_: &mut [u64]| {})
+                });
+                launch.unwrap();
+            });
+            issued(&gpu, 2, 0);
+            assert_eq!(journal.len(), 0, "{kind}: the kernel has not run");
+            gpu.advance(ms(2));
+            parent.unwrap().wait().unwrap();
+            assert_eq!(journal.take(), ["kernel", "function"], "{kind}");
+        });
+    }
+}
+
 /// A device operation starts when its dependencies on the CPU are complete.
 #[test]
 fn a_kernel_waits_for_the_cpu_operation_before_it() {

@@ -75,6 +75,8 @@ fn a_stop_waits_for_what_is_in_flight_and_issues_nothing_more() {
                 gpu.advance(ms(1));
                 stop.join().unwrap().unwrap();
             });
+            let is_left = engine.dump().ops().iter().any(|op| op.internal && op.label() == "tell");
+            assert!(!is_left, "{kind}: the end of `in flight`, which runs no code of the program, is left to a worker");
             in_flight.wait_timeout(PATIENCE).unwrap();
             let launches = gpu.counts().launches;
             gpu.advance(ms(1));

@@ -176,6 +176,9 @@ fn every_wait_returns_the_same_error() {
         assert!(failure(engine.wait_for_var_timeout(&value, Duration::ZERO)).ptr_eq(&first));
         engine.wait_for_all().expect("a returned failure should not be reported again");
         block_on(engine.wait_for_all_async()).expect("the failure should not be reported to a future either");
+        let other = engine.token();
+        push_failing(&engine, "fails", &[], &[&other]);
+        assert!(!failure(engine.wait_for_var(&other)).ptr_eq(&first), "two failures are the same");
     });
 }
 
@@ -498,6 +501,19 @@ fn a_failure_without_mutated_variables_is_reported_once() {
 const STORED: usize = 4096;
 const BEYOND: usize = 904;
 
+#[test]
+fn futures_of_waits_for_a_group_and_for_all_return_the_failure_once() {
+    on_kinds(&KINDS, 1, |engine| {
+        let group = engine.group();
+        group.op("member").try_push((), |()| Err("no".into())).unwrap();
+        assert_eq!(failure(block_on(group.wait_async())).name(), "member");
+        block_on(group.wait_async()).unwrap();
+        push_failing(&engine, "alone", &[], &[]);
+        assert_eq!(failure(block_on(engine.wait_for_all_async())).name(), "alone");
+        block_on(engine.wait_for_all_async()).unwrap();
+    });
+}
+
 /// Pushes `count` failing operations that mutate no variable. All have failed when this function returns.
 fn fail_many(engine: &Engine, count: usize) -> Vec<OpHandle<()>> {
     let submit = |_| engine.op("lonely").submit_any((), |()| Err::<(), _>("no")).unwrap();
@@ -645,6 +661,17 @@ fn the_failure_of_a_dropped_variable_is_reported() {
 }
 
 #[test]
+fn the_failure_of_a_deleted_variable_is_reported() {
+    on_kinds(&KINDS, 1, |engine| {
+        let token = engine.token();
+        push_failing(&engine, "unseen", &[], &[&token]);
+        engine.delete_variable(&token, |_| {}).unwrap();
+        assert_eq!(failure(engine.wait_for_all()).name(), "unseen");
+        assert_eq!(token.version(), 0, "the deletion counts as a mutation");
+    });
+}
+
+#[test]
 fn a_failure_that_was_reported_before_its_variable_was_dropped_is_not_reported_again() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
@@ -767,6 +794,37 @@ fn an_error_does_not_repeat_the_message_of_its_source() {
         }
         assert_eq!(chain.matches("disk").count(), 1, "{chain}");
     });
+}
+
+/// The messages of these errors contain that of the error inside, so their sources are its sources.
+#[test]
+fn the_source_of_an_error_is_that_of_the_error_inside() {
+    #[derive(Debug)]
+    struct Outer(std::num::ParseIntError);
+    impl std::fmt::Display for Outer {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("outer")
+        }
+    }
+    impl Error for Outer {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            Some(&self.0)
+        }
+    }
+    fn outer() -> Outer {
+        Outer("12x".parse::<i32>().expect_err("this is not a number"))
+    }
+    #[track_caller]
+    fn assert_has_source(error: &dyn Error) {
+        assert!(error.source().is_some_and(|source| source.is::<std::num::ParseIntError>()), "{error}");
+    }
+    let engine = engine(EngineKind::Naive, 1);
+    let failed = engine.op("").try_submit((), |()| -> Result<(), _> { Err(outer().into()) }).unwrap().wait();
+    let failed = failure(failed);
+    assert_has_source(&failed);
+    assert_has_source(&WaitError::Failed(failed));
+    assert_has_source(&raddle::BuildError::Thread(std::io::Error::other(outer())));
+    assert_has_source(&raddle::BuildError::Profile("a path".into(), std::io::Error::other(outer())));
 }
 
 /// Each operation's function returns the failure of the operation before, as a wait's error or as it is.

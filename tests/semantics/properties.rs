@@ -54,6 +54,24 @@ fn each_property_has_its_lane() {
 }
 
 #[test]
+fn an_operation_that_becomes_ready_in_another_lane_runs_in_its_own() {
+    on_kinds(&THREADED, 1, |engine| {
+        let threads = engine.var(Vec::new());
+        let gate = hold(&engine, threads.token());
+        for number in 0..40 {
+            let property = if number % 2 == 0 { Property::Normal } else { Property::CopyToGpu };
+            let name = || thread::current().name().unwrap_or_default().to_owned();
+            engine.op("").kind(property).push(threads.write(), move |threads| threads.push(name())).unwrap();
+        }
+        gate.open();
+        for (number, thread) in engine.get(&threads).unwrap().into_iter().enumerate() {
+            let lane = if number % 2 == 0 { "raddle-cpu-" } else { "raddle-copy-" };
+            assert!(thread.starts_with(lane), "operation {number} ran on `{thread}`");
+        }
+    });
+}
+
+#[test]
 fn a_naive_engine_runs_every_property_on_the_pushing_thread() {
     watched(|| {
         let engine = engine(EngineKind::Naive, 1);
@@ -142,6 +160,35 @@ fn a_ready_eager_operation_runs_on_the_pushing_thread() {
         // The operation has run by the time the push returns.
         assert_eq!(*lock(&id), Some(thread::current().id()));
         assert_eq!(token.version(), 1);
+    });
+}
+
+/// Whether an eager operation pushed by another one has run, on the same thread, when its push returns.
+fn runs_inside_another(engine: &Engine) -> bool {
+    let inside = engine.downgrade();
+    let outer = engine.op("outer").eager().submit((), move |()| {
+        let ran_on = Arc::new(Mutex::new(None));
+        let note = Arc::clone(&ran_on);
+        inside.op("inner").eager().push((), move |()| *lock(&note) = Some(thread::current().id())).unwrap();
+        let ran_on = *lock(&ran_on);
+        ran_on == Some(thread::current().id())
+    });
+    outer.unwrap().wait().unwrap()
+}
+
+#[test]
+fn an_eager_operation_inside_another_runs_on_the_pushing_thread() {
+    on_kinds(&KINDS, 1, |engine| {
+        assert!(runs_inside_another(&engine), "on a thread of the program");
+        let inside = engine.downgrade();
+        let on_worker = engine.op("waits").submit((), move |()| {
+            // Operations that run during a wait do not count towards the depth once they have ended.
+            for _ in 0..100 {
+                inside.op("in place").submit((), |()| ()).unwrap().wait().unwrap();
+            }
+            runs_inside_another(&inside)
+        });
+        assert!(on_worker.unwrap().wait().unwrap(), "on a worker, after waits");
     });
 }
 
