@@ -7,11 +7,11 @@
 //!    sorted by variable, and accesses to the same variable are merged.
 //! 2. [`begin_inline`](Core::begin_inline): the operation is counted as pending and receives a record, if the engine
 //!    accepts it.
-//! 3. [`Task::fill`]: the function is moved into the record.
+//! 3. [`Task::fill_erased`]: the job, which contains the function, is moved into the record.
 //! 4. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation
 //!    is ready, it is [dispatched](Core::dispatch).
 //!
-//! Only step 3 depends on the function's type, so the other steps are compiled once. Operations with no property but a
+//! No step depends on the function's type, so all of them are compiled once. Operations with no property but a
 //! name and perhaps a handle go a shorter way, for which the number of accesses is known at compile time: with one access
 //! or none, a single function performs all steps ([`push_sole`](Core::push_sole), [`push_free`](Core::push_free)); with
 //! two to four accesses, all steps but the third are in a function for that number ([`push_few`](Core::push_few)). These
