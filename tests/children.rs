@@ -1220,8 +1220,8 @@ fn a_child_without_a_priority_has_that_of_its_parent() {
         });
         started.pass();
         let dump = engine.dump();
-        assert_eq!(["like its parent", "other"].map(|name| priorities(&dump, name)), [[5], [-3]], "{dump}");
         gate.open();
+        assert_eq!(["like its parent", "other"].map(|name| priorities(&dump, name)), [[5], [-3]], "{dump}");
         parent.unwrap().wait().unwrap();
     });
 }
