@@ -792,7 +792,7 @@ fn a_device_operation_whose_group_is_cancelled_while_it_starts_has_one_result() 
 }
 
 /// The naive engine claims the operation before it opens a stream, and checks again afterwards. Here, no stream can be
-/// opened, and the logger, which is told so, cancels the group.
+/// opened. The logger cancels the group when that is logged.
 #[test]
 fn a_device_operation_whose_group_is_cancelled_after_its_claim_is_not_cancelled() {
     watched(|| {

@@ -18,7 +18,7 @@ use common::{
     Droppable, Drops, Gate, KINDS, MOMENT, PATIENCE, THREADED, block_on, failure, hold, lock, on_kinds, poll_once,
     yield_now,
 };
-use raddle::{Cause, Device, Engine, OpContext, PushError, Shutdown, SimulatedGpu, Var, WaitError, cx};
+use raddle::{Cause, Device, Engine, OpContext, OpHandle, PushError, Shutdown, SimulatedGpu, Var, WaitError, cx};
 
 // --------------------------------------------------------------------------------------------------- the order ----
 
@@ -303,23 +303,31 @@ fn a_wait_for_a_child_is_refused_in_the_function_of_its_parent() {
     });
 }
 
+/// Returns the handle of a child that its parent, which runs until `gate` opens, holds back.
+fn held_back(engine: &Engine, gate: &Gate) -> OpHandle<i32> {
+    let ((sender, children), returns) = (mpsc::channel(), gate.clone());
+    let parent = engine.op("other").with_children().push(cx(), move |cx| {
+        sender.send(cx.child("child").submit((), |()| 7).unwrap()).unwrap();
+        returns.pass();
+    });
+    parent.unwrap();
+    children.recv().unwrap()
+}
+
+/// Waits for a child that is held back until `gate` opens, first with a time limit. Returns the results of both waits.
+fn wait_before_and_after(mut child: OpHandle<i32>, gate: &Gate) -> (Result<i32, WaitError>, Result<i32, WaitError>) {
+    let early = child.wait_timeout(MOMENT);
+    gate.open();
+    (early, child.wait())
+}
+
 /// Each of the parents is a function that runs, and only its own children wait for its end.
 #[test]
 fn a_parent_may_wait_for_a_child_that_another_parent_holds_back() {
     on_kinds(&THREADED, 2, |engine| {
-        let ((sender, children), gate) = (mpsc::channel(), Gate::new());
-        let returns = gate.clone();
-        let other = engine.op("other").with_children().push(cx(), move |cx| {
-            sender.send(cx.child("child").submit((), |()| 7).unwrap()).unwrap();
-            returns.pass();
-        });
-        other.unwrap();
-        let mut child = children.recv().unwrap();
-        let waits = engine.op("parent").with_children().submit((), move |()| {
-            let early = child.wait_timeout(MOMENT);
-            gate.open();
-            (early, child.wait())
-        });
+        let gate = Gate::new();
+        let child = held_back(&engine, &gate);
+        let waits = engine.op("parent").with_children().submit((), move |()| wait_before_and_after(child, &gate));
         let (early, late) = waits.unwrap().wait().unwrap();
         assert!(matches!(early, Err(WaitError::TimedOut)), "{early:?}");
         assert_eq!(late.unwrap(), 7);
@@ -330,20 +338,10 @@ fn a_parent_may_wait_for_a_child_that_another_parent_holds_back() {
 #[test]
 fn an_operation_of_a_scope_may_wait_for_a_child_that_a_parent_holds_back() {
     on_kinds(&THREADED, 2, |engine| {
-        let ((sender, children), gate) = (mpsc::channel(), Gate::new());
-        let returns = gate.clone();
-        let parent = engine.op("parent").with_children().push(cx(), move |cx| {
-            sender.send(cx.child("child").submit((), |()| 7).unwrap()).unwrap();
-            returns.pass();
-        });
-        parent.unwrap();
-        let mut child = children.recv().unwrap();
+        let gate = Gate::new();
+        let child = held_back(&engine, &gate);
         let waited = engine.scope(|s| {
-            let waits = s.op("waits").submit((), move |()| {
-                let early = child.wait_timeout(MOMENT);
-                gate.open();
-                (early, child.wait())
-            });
+            let waits = s.op("waits").submit((), move |()| wait_before_and_after(child, &gate));
             waits.unwrap().wait().unwrap()
         });
         let (early, late) = waited.unwrap();
@@ -1070,7 +1068,7 @@ fn a_skipped_parent_pushes_no_children() {
         let value = engine.var(0);
         engine.op("fails").try_push(value.write(), |_| Err("no".into())).unwrap();
         let parent = engine.op("parent").with_children().submit((cx(), value.write()), |_| unreachable!()).unwrap();
-        let _: &raddle::OpHandle<()> = &parent;
+        let _: &OpHandle<()> = &parent;
         assert_eq!(failure(parent.wait()).name(), "fails");
     });
 }
@@ -1175,7 +1173,7 @@ fn children_inherit_group_and_deadline() {
                 let children = [(); 3].map(|()| cx.child("child").submit((), |()| unreachable!()).unwrap());
                 at.open();
                 inside.pass();
-                children.map(|child: raddle::OpHandle<()>| child)
+                children.map(|child: OpHandle<()>| child)
             })
             .unwrap();
         passed.pass();

@@ -990,6 +990,15 @@ fn operations_of_two_engines_may_drop_the_last_handles_of_each_other() {
     });
 }
 
+/// Loses a completion to a panic.
+fn lose(done: raddle::Completion) {
+    let lost = catch_unwind(AssertUnwindSafe(|| {
+        let _done = done;
+        resume_unwind(Box::new("lost"));
+    }));
+    assert!(lost.is_err());
+}
+
 /// A panic drops the completion. The function catches the panic, then waits through another engine for its own
 /// operation.
 #[test]
@@ -1006,11 +1015,7 @@ fn a_lost_completion_ends_waits_through_another_engine() {
             let var = token.clone();
             let (sender, receiver) = mpsc::channel();
             let loses = move |_: &OpContext<'_>, done| {
-                let lost = catch_unwind(AssertUnwindSafe(|| {
-                    let _done: raddle::Completion = done;
-                    resume_unwind(Box::new("lost"));
-                }));
-                assert!(lost.is_err());
+                lose(done);
                 let (own, own_var) = (inside.clone(), var.clone());
                 let waits = other.op("waits").submit((), move |()| assert!(own.wait_for_var(&own_var).is_err()));
                 wait(&other, waits.unwrap());
@@ -1022,18 +1027,14 @@ fn a_lost_completion_ends_waits_through_another_engine() {
     }
 }
 
-/// As above, but the function waits for an operation behind its own.
+/// The function that has lost the completion waits for an operation behind its own.
 #[test]
 fn a_lost_completion_ends_the_wait_for_an_operation_behind_it() {
     on_kinds(&KINDS, 1, |engine| {
         let (token, inside) = (engine.token(), engine.downgrade());
         let (var, (sender, receiver)) = (token.clone(), mpsc::channel());
         let loses = move |_: &OpContext<'_>, done| {
-            let lost = catch_unwind(AssertUnwindSafe(|| {
-                let _done: raddle::Completion = done;
-                resume_unwind(Box::new("lost"));
-            }));
-            assert!(lost.is_err());
+            lose(done);
             let behind = inside.op("behind").reads([&var]).submit((), |()| ()).unwrap();
             sender.send(behind.wait()).unwrap();
         };

@@ -143,28 +143,45 @@ fn after_a_blocking_call_no_more_functions_compute_than_there_are_workers() {
     });
 }
 
+/// Runs `f` in an operation that has pushed another one, which blocks the only worker, without `blocking`, until `f`
+/// has returned. Passes a gate that opens when the worker is blocked, and the handle of the other operation.
+fn while_the_worker_blocks<R: Send + 'static>(
+    engine: &Engine,
+    f: impl FnOnce(&Engine, Gate, OpHandle<()>) -> R + Send + 'static,
+) -> R {
+    let (sender, receiver) = mpsc::channel();
+    let (started, inside) = (Gate::new(), engine.downgrade());
+    let begins = started.clone();
+    let waits = engine.op("waits").submit((), move |()| {
+        let blocks = inside.op("blocks").submit((), move |()| {
+            begins.open();
+            receiver.recv_timeout(PATIENCE).unwrap();
+        });
+        let result = f(&inside, started, blocks.unwrap());
+        sender.send(()).unwrap();
+        result
+    });
+    waits.unwrap().wait().unwrap()
+}
+
+/// Returns the priorities of the operations by which functions queue for a worker.
+fn queued(engine: &Engine) -> Vec<i32> {
+    let dump = engine.dump();
+    dump.ops().iter().filter(|op| op.internal && op.label() == "return").map(|op| op.priority).collect()
+}
+
 /// The only worker blocks as well, so a function that queues for it stays in the queue.
 #[test]
 fn a_function_does_not_queue_for_a_worker_inside_a_blocking_call() {
     on_kinds(&THREADED, 1, |engine| {
-        let (sender, receiver) = mpsc::channel();
-        let (started, inside) = (Gate::new(), engine.downgrade());
-        let begins = started.clone();
-        let waits = engine.op("waits").submit((), move |()| {
-            let blocks = inside.op("blocks").push((), move |()| {
-                begins.open();
-                receiver.recv_timeout(PATIENCE).unwrap();
-            });
-            blocks.unwrap();
+        let queued = while_the_worker_blocks(&engine, |inside, blocked, _| {
             blocking(|| {
-                started.pass();
+                blocked.pass();
                 blocking(|| ());
-                let queued = inside.dump().ops().iter().filter(|op| op.internal && op.label() == "return").count();
-                sender.send(()).unwrap();
-                queued
+                queued(inside)
             })
         });
-        assert_eq!(waits.unwrap().wait().unwrap(), 0);
+        assert_eq!(queued, [0; 0]);
     });
 }
 
@@ -316,24 +333,12 @@ fn a_function_continues_without_a_worker_if_none_becomes_free() {
 #[test]
 fn a_function_queues_for_a_worker_behind_ready_operations_now_and_then() {
     on_kinds(&THREADED, 1, |engine| {
-        let (sender, receiver) = mpsc::channel();
-        let (started, inside) = (Gate::new(), engine.downgrade());
-        let begins = started.clone();
-        let waits = engine.op("waits").submit((), move |()| {
-            let blocks = inside.op("blocks").push((), move |()| {
-                begins.open();
-                receiver.recv_timeout(PATIENCE).unwrap();
-            });
-            blocks.unwrap();
-            blocking(|| started.pass());
+        let queued = while_the_worker_blocks(&engine, |inside, blocked, _| {
+            blocking(|| blocked.pass());
             (1..18).for_each(|_| blocking(|| ()));
-            let dump = inside.dump();
-            sender.send(()).unwrap();
-            let queued = dump.ops().iter().filter(|op| op.internal && op.label() == "return");
-            queued.map(|op| op.priority == 0).collect::<Vec<_>>()
+            queued(inside)
         });
-        let is_behind = waits.unwrap().wait().unwrap();
-        assert_eq!((is_behind.len(), is_behind.iter().filter(|behind| **behind).count()), (18, 1));
+        assert_eq!((queued.len(), queued.iter().filter(|priority| **priority == 0).count()), (18, 1));
     });
 }
 
@@ -341,24 +346,14 @@ fn a_function_queues_for_a_worker_behind_ready_operations_now_and_then() {
 #[test]
 fn a_poll_without_a_worker_does_not_queue_for_one() {
     on_kinds(&THREADED, 1, |engine| {
-        let (sender, receiver) = mpsc::channel();
-        let (started, inside) = (Gate::new(), engine.downgrade());
-        let begins = started.clone();
-        let polls = engine.op("polls").submit((), move |()| {
-            let blocks = inside.op("blocks").submit((), move |()| {
-                begins.open();
-                receiver.recv_timeout(PATIENCE).unwrap();
-            });
-            let mut blocks = blocks.unwrap();
-            blocking(|| started.pass());
-            let queued = [(); 3].map(|()| {
+        let queued = while_the_worker_blocks(&engine, |inside, blocked, mut blocks| {
+            blocking(|| blocked.pass());
+            [(); 3].map(|()| {
                 assert!(common::poll_once(&mut blocks).is_pending());
-                inside.dump().ops().iter().filter(|op| op.internal && op.label() == "return").count()
-            });
-            sender.send(()).unwrap();
-            queued
+                queued(inside).len()
+            })
         });
-        assert_eq!(polls.unwrap().wait().unwrap(), [1; 3], "a poll has queued for a worker");
+        assert_eq!(queued, [1; 3], "a poll has queued for a worker");
     });
 }
 

@@ -19,8 +19,8 @@ use std::{
 
 use common::{Gate, KINDS, MOMENT, PATIENCE, THREADED, eventually, on_kinds, watched, watched_for};
 use raddle::{
-    AccessMode, Device, Engine, EngineKind, IdlePolicy, LaneStats, ObservedOp, Observer, Outcome, Place, Property,
-    PushError, Recorder, SimulatedGpu, Trace, TracedOp, VarId, WaitError, cx,
+    AccessMode, Device, DeviceVec, Engine, EngineKind, IdlePolicy, LaneStats, ObservedOp, Observer, Outcome, Place,
+    Property, PushError, Recorder, SimulatedGpu, Trace, TracedOp, Var, VarId, WaitError, cx,
 };
 
 /// Calls `f` with an engine of each kind and the engine's recorder.
@@ -432,6 +432,14 @@ fn operations_of_a_gpu_are_issued_and_end_later() {
     }
 }
 
+/// Pushes an operation that launches a kernel on the simulated GPU.
+fn launch_fill(engine: &Engine, name: &'static str, value: &Var<DeviceVec<u64>>) {
+    let launch = engine.op(name).on(Device::Gpu(0)).try_launch(value.write(), |stream, value| {
+        Ok(stream.simulated().unwrap().launch(Duration::ZERO, value, |value| value.fill(1))?)
+    });
+    launch.unwrap();
+}
+
 #[test]
 fn an_operation_of_a_gpu_may_start_once_those_before_it_are_issued() {
     for kind in THREADED {
@@ -440,15 +448,8 @@ fn an_operation_of_a_gpu_may_start_once_those_before_it_are_issued() {
             let engine = Engine::builder().kind(kind).workers(1).gpu(gpu.clone()).recorder(&recorder).build().unwrap();
             let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
             gpu.stall();
-            for name in ["first", "second"] {
-                engine
-                    .op(name)
-                    .on(Device::Gpu(0))
-                    .try_launch(value.write(), |stream, value| {
-                        Ok(stream.simulated().unwrap().launch(Duration::ZERO, value, |value| value.fill(1))?)
-                    })
-                    .unwrap();
-            }
+            launch_fill(&engine, "first", &value);
+            launch_fill(&engine, "second", &value);
             eventually("both operations are issued", || gpu.counts().launches == 2);
             gpu.resume();
             engine.wait_for_all().unwrap();
@@ -468,10 +469,7 @@ fn a_wait_that_a_gpu_ends_runs_on_the_thread_of_the_lane() {
             let engine = Engine::builder().kind(kind).workers(1).gpu(gpu.clone()).recorder(&recorder).build().unwrap();
             let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
             gpu.stall();
-            let launch = engine.op("kernel").on(Device::Gpu(0)).try_launch(value.write(), |stream, value| {
-                Ok(stream.simulated().unwrap().launch(Duration::ZERO, value, |value| value.fill(1))?)
-            });
-            launch.unwrap();
+            launch_fill(&engine, "kernel", &value);
             eventually("the kernel is issued", || gpu.counts().launches == 1);
             let waits = engine.wait_for_var_async(&value);
             gpu.resume();

@@ -1767,7 +1767,7 @@ impl<'e> OpBuilder<'e> {
         }
     }
 
-    // The functions below are compiled once, not for each function that a program pushes.
+    // The next three functions are compiled once, not for each function that a program pushes.
 
     #[cold]
     fn enqueue_limited(

@@ -5,6 +5,7 @@
 //!
 //! * The membership: first the thread that starts or skips the operation, then the thread that ends it. When an
 //!   asynchronous operation starts, its membership moves into the [`Right`](super::right::Right).
+//! * The plan: the thread that starts or skips the operation.
 //!
 //! This module has no edges of its own: the queues of the tracker and of the scheduler hand over the job with its
 //! operation.
@@ -26,6 +27,9 @@ use crate::{
 
 /// The job of an operation that belongs to a group, has a deadline or has children. Except for [`boxed`](Self::boxed),
 /// its code is compiled once, not for each type of work.
+///
+/// The work is the last field, since its type may be unsized. So if the push is refused, the operation leaves its group
+/// before what its function captures is dropped.
 pub(crate) struct LimitedJob<W: ?Sized = dyn Work> {
     deadline: Option<Instant>,
     group: Option<Arc<Group>>,
@@ -34,7 +38,7 @@ pub(crate) struct LimitedJob<W: ?Sized = dyn Work> {
     /// Taken by `report` or `discard`. If the operation is asynchronous, `start` moves the membership into the
     /// [`Right`](super::right::Right) instead.
     membership: Option<Membership>,
-    /// What the operation's children are created from, if it has any. Taken by `start`.
+    /// What the operation's children are created from, if it has any. Taken by `start` or `discard`.
     plan: Option<Box<Plan>>,
     work: W,
 }
@@ -71,7 +75,7 @@ impl LimitedJob {
         }
     }
 
-    /// Gives the operation children.
+    /// Sets the plan from which the operation's children are created.
     pub(crate) fn set_plan(&mut self, plan: Box<Plan>) {
         self.plan = Some(plan);
     }

@@ -58,7 +58,7 @@ impl Core {
         };
         // SAFETY: `check_and_begin` has begun the task, and no other thread knows it yet.
         unsafe { Task::describe(op.task_ptr(), spec.name.clone(), location) };
-        // SAFETY: as above.
+        // SAFETY: `check_and_begin` has begun the task, and no other thread knows it yet.
         unsafe { Task::fill_erased(op.task_ptr(), job) };
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, entries))
     }

@@ -4,8 +4,8 @@
 //!
 //! 1. *Begun* ([`Task::begin`]): the ticket, the lane and the flags are set.
 //! 2. *Filled* ([`Task::fill`], or [`Task::describe`] with [`Task::fill_job`] or [`Task::fill_erased`]): the name, the
-//!    location and the function are set. The operation may be enqueued. If the engine records, the operation receives a number first
-//!    ([`Task::set_recorded`]).
+//!    location and the function are set. The operation may be enqueued. If the engine records, the operation receives a
+//!    number first ([`Task::set_recorded`]).
 //! 3. *Started* ([`Op::start`]), at most once: the function has run or is running. If the function does not run, it is
 //!    [discarded](Op::discard) in the epilogue instead.
 //! 4. *Reported* ([`Op::report`]): the result is set, if the operation reports one.
@@ -178,7 +178,8 @@ impl Task {
         }
     }
 
-    /// Moves a job of any type into a task. With [`describe`](Self::describe), this does what [`fill`](Self::fill) does.
+    /// Moves a job of any type into a task. With [`describe`](Self::describe), this does what [`fill`](Self::fill)
+    /// does.
     ///
     /// # Safety
     /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
@@ -186,18 +187,13 @@ impl Task {
         let mut job = ManuallyDrop::new(job);
         // SAFETY: (1): the job is borrowed exclusively.
         let place = unsafe { Body::new(&raw mut job.0) }.place_of_handle();
-        if let (Some(place), Some(task)) = (place, NonNull::new(task.cast())) {
-            // SAFETY: the place is valid until the operation has started.
-            unsafe { place.as_ref() }.set_task(task);
-        }
+        Self::tell_place(task, place);
         let flags = job.0.vtable.flags;
         // SAFETY: the job is not used again.
         let body = unsafe { ptr::read(&raw const job.0) };
         set! { task, body: UnsafeCell::new(MaybeUninit::new(body)) }
-        // SAFETY: (1): the flags were set by `begin`.
-        debug_assert!(flags & flag::CLAIMS != 0 || unsafe { (*task).flags } & flag::CLAIMS == 0);
-        // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
-        unsafe { (*task).flags |= flags };
+        // SAFETY: (1).
+        unsafe { Self::add_flags(task, flags) };
     }
 
     /// Moves the job at `job` into a task. With [`describe`](Self::describe), this does what [`fill`](Self::fill) does.
@@ -219,20 +215,35 @@ impl Task {
     #[inline(always)]
     unsafe fn fill_with<W: Job>(task: *mut Self, mut work: W) {
         if W::CLAIMS {
-            if let (Some(place), Some(task)) = (work.place_of_handle(), NonNull::new(task.cast())) {
-                // SAFETY: the place is valid until the operation has started.
-                unsafe { place.as_ref() }.set_task(task);
-            }
+            Self::tell_place(task, work.place_of_handle());
         }
         set! { task, body: UnsafeCell::new(MaybeUninit::uninit()) }
         // SAFETY: (1): the body was written above, and no other thread uses it.
         unsafe { &(*task).body }.with_mut(|body| unsafe { InlineJob::init(body.cast(), work) });
+        // SAFETY: (1).
+        unsafe { Self::add_flags(task, const { flags_of::<W>() }) };
+    }
+
+    /// Tells the place of the operation's handle, if it has one, to which task it belongs.
+    #[inline(always)]
+    fn tell_place(task: *mut Self, place: Option<NonNull<Place>>) {
+        if let (Some(place), Some(task)) = (place, NonNull::new(task.cast())) {
+            // SAFETY: the place is valid until the operation has started.
+            unsafe { place.as_ref() }.set_task(task);
+        }
+    }
+
+    /// Adds the flags of the job.
+    ///
+    /// # Safety
+    /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
+    #[inline(always)]
+    unsafe fn add_flags(task: *mut Self, of_job: u16) {
         // SAFETY: (1): the flags were set by `begin`.
-        debug_assert!(W::CLAIMS || unsafe { (*task).flags } & flag::CLAIMS == 0, "the job must agree with the flags");
-        let flags = const { flags_of::<W>() };
-        if flags != 0 {
-            // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
-            unsafe { (*task).flags |= flags };
+        let flags = unsafe { (*task).flags };
+        debug_assert!(flag::CLAIMS & flags & !of_job == 0, "the job must agree with the flags");
+        if of_job != 0 {
+            set! { task, flags: flags | of_job }
         }
     }
 
@@ -437,7 +448,7 @@ impl Op<Task> {
         // SAFETY: (1): only the address of the field is computed.
         let storage = unsafe { &raw const (*body).storage };
         let joined = storage.cast::<u64>().wrapping_add(MEMBER_WORDS).cast::<Joined>();
-        // SAFETY: (1): a job that `joins` stores a `Joined` there, which is constant.
+        // SAFETY: (1): a job whose table has `membership` is followed by a `Joined`, which is constant.
         vtable.membership.is_some().then(|| unsafe { &*joined })
     }
 }
@@ -564,10 +575,11 @@ pub(crate) trait Work: Send + 'static {
 
 /// A type of work, and which of its methods do anything.
 pub(crate) trait Job: Work {
-    /// Whether `report` and `started` do anything. If not, they are never called.
+    /// Whether `report` and `started` do anything. If not, only a [`LimitedJob`](super::limited_job::LimitedJob) calls
+    /// them.
     const REPORTS: bool = false;
-    /// Whether the operation can be cancelled. If so, `claim` must be called before `start`. If not, `claim`, `place`,
-    /// `place_of_handle` and `is_abandoned` are never called.
+    /// Whether the operation can be cancelled. If so, `claim` must be called before `start`. If not, only a
+    /// [`LimitedJob`](super::limited_job::LimitedJob) calls `claim`, `place`, `place_of_handle` and `is_abandoned`.
     const CLAIMS: bool = false;
     /// Whether the operation may be a member of groups. If not, `joined` and `membership` are never called. If so, the
     /// job is a box of a dynamically sized type.
@@ -588,8 +600,8 @@ const fn fits<W>() -> bool {
     size_of::<W>() <= size_of::<[u64; WORDS]>() && align_of::<W>() <= align_of::<u64>()
 }
 
-/// A [`Job`] of any type, inline if it fits. If the job [joins](Job::JOINS) groups, it takes the first [`MEMBER_WORDS`],
-/// and the other words hold what the job has joined.
+/// A [`Job`] of any type, inline if it fits. If the job [joins](Job::JOINS) groups, it takes the first
+/// [`MEMBER_WORDS`], and the other words hold what the job has joined.
 #[repr(C)]
 pub(crate) struct InlineJob {
     vtable: &'static VTable,
@@ -597,7 +609,7 @@ pub(crate) struct InlineJob {
 }
 
 /// The methods of a type of jobs. There are many such types, at least one for each function that a program pushes, so
-/// methods that are never called are not compiled.
+/// the table leaves out methods that are never called through it, and they need not be compiled.
 struct VTable {
     /// [`flags_of`] the type.
     flags: u16,
@@ -720,10 +732,11 @@ impl VTable {
             drop: Some(|work| {
                 // SAFETY: `work` points to the words that `init_member` has stored with this table.
                 let joined = unsafe { work.cast::<u64>().add(MEMBER_WORDS) }.cast::<Joined>();
-                // SAFETY: as above.
+                // Dropped at the end, even if program code panics in the call below.
+                // SAFETY: the `Joined` behind the job is not used by this thread again.
+                let _joined = unsafe { joined.read() };
+                // SAFETY: `work` points to the `W` that `init_member` has stored with this table.
                 unsafe { work.cast::<W>().drop_in_place() };
-                // SAFETY: as above.
-                unsafe { joined.drop_in_place() };
             }),
             // SAFETY: `work` points to the `W` that `init_member` has stored with this table.
             membership: Some(|work, _body| unsafe { &*work.cast::<W>() }.membership()),
@@ -789,7 +802,8 @@ impl Drop for ErasedJob {
     }
 }
 
-/// A body, for its only user. The body is not borrowed as a whole, since other threads may read what the job has joined.
+/// A body, for its only user. The body is not borrowed as a whole, since other threads may read what the job has
+/// joined.
 struct Body(*mut InlineJob);
 
 impl Body {

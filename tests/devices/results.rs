@@ -584,7 +584,7 @@ fn a_device_operation_with_a_value_on_the_host_waits_for_the_kernels_before_it()
     }
 }
 
-/// As above, with a value that belongs to a family.
+/// The value belongs to a family.
 #[test]
 fn a_device_operation_with_a_value_of_a_family_waits_for_the_kernels_before_it() {
     for kind in THREADED {
