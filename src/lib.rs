@@ -235,7 +235,7 @@ pub mod internals {
         testing::weaken::{Step, remove},
         threads::{Aside, Laid, SpareThreads, Stopped},
         tracker::{
-            Hold, Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, each_waiting, end, followers, push,
+            Hold, Mode, Op, OpRef, Pushed, ReadyList, Stalled, Successors, VarQueue, complete, end, followers, push,
             walk_blocked,
         },
     };

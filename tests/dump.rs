@@ -140,18 +140,20 @@ fn what_waits_for_readers_does_not_hold_the_variable() {
     });
 }
 
-/// More readers than are visited if they themselves wait.
 #[test]
-fn a_mutation_waits_for_each_of_a_hundred_readers_that_hold_the_variable() {
+fn a_mutation_waits_for_each_of_many_readers_whether_they_wait_or_not() {
     on_kinds(&THREADED, 1, |engine| {
-        let (busy, x) = (occupy(&engine, 1), engine.var(0));
-        for _ in 0..100 {
-            engine.op("read").push(x.read(), |_| {}).unwrap();
+        let (busy, x, y) = (occupy(&engine, 1), engine.var(0), engine.var(0));
+        engine.op("hold").push(y.write(), |_| {}).unwrap();
+        for _ in 0..2000 {
+            engine.op("read").push((x.read(), y.read()), |_| {}).unwrap();
         }
-        engine.op("write").push(x.write(), |_| {}).unwrap();
+        engine.op("write held").push(x.write(), |_| {}).unwrap();
+        engine.op("write awaited").push(y.write(), |_| {}).unwrap();
         let dump = engine.dump();
         busy.open();
-        assert_eq!(find(&dump, "write").waits_for.len(), 100, "{dump}");
+        assert_eq!(find(&dump, "write held").waits_for.len(), 2000, "{dump}");
+        assert_eq!(find(&dump, "write awaited").waits_for.len(), 1 + 2000, "{dump}");
         engine.wait_for_all().unwrap();
     });
 }

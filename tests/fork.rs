@@ -106,20 +106,27 @@ fn hangs(child: libc::pid_t, what: &str) -> bool {
     false
 }
 
-/// Runs `f` in a forked process and waits for the process.
-///
-/// A hang counts only if a second process hangs too. At the moment of the fork, a thread that is not paused may hold a
-/// lock outside the engine, such as one of the C library, which stays locked in the child. The thread soon releases
-/// such a lock, while the locks of the paused thread are still held at the second fork.
+/// Runs `f` in a forked process and waits for the process, as described for [`retry_a_hang`].
 fn forked(what: &str, f: impl Fn()) {
+    retry_a_hang(what, || match fork() {
+        Some(child) => hangs(child, what),
+        None => exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(&f)).is_err())),
+    });
+}
+
+/// Calls `run`, which returns whether a forked process hung. A hang counts only if it occurs in a second call as well;
+/// it then ends this process.
+///
+/// At the moment of the fork, a thread that is not paused may hold a lock outside the engine, which stays locked in the
+/// child: one of the C library, or the one that `std` takes for a moment when a thread starts or ends. The locks of a
+/// paused thread are still held at the second fork.
+fn retry_a_hang(what: &str, mut run: impl FnMut() -> bool) {
     for _ in 0..2 {
-        match fork() {
-            Some(child) if hangs(child, what) => print(&format!("in a forked process, {what}: it hangs; once more")),
-            Some(_) => return,
-            None => exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(&f)).is_err())),
+        if !run() {
+            return;
         }
+        print(&format!("in a forked process, {what}: it hangs"));
     }
-    print(&format!("in a forked process, {what}: it hangs"));
     exit(1);
 }
 
@@ -774,8 +781,9 @@ tests! {
     }
 
     a_worker_that_forks_in_an_operation_ends_in_the_child in in_a_child_a_worker_forks {
-        for kind in THREADED {
-            for (name, push) in FORKERS {
+        for (kind, &(name, push)) in THREADED.into_iter().flat_map(|kind| FORKERS.iter().map(move |forker| (kind, forker))) {
+            let what = format!("{kind}: {name}");
+            retry_a_hang(&what, || {
                 let engine = engine(kind);
                 let forker = Forker::new(kind);
                 let var = engine.var(0_u64);
@@ -793,9 +801,8 @@ tests! {
                 }
                 gate.open();
                 let _ = engine.wait_for_all();
-                forker.join_only_child(&format!("{kind}: {name}"));
-                drop(all);
-            }
+                forker.only_child_hangs(&what)
+            });
         }
     }
 
@@ -877,6 +884,7 @@ tests! {
 
     a_push_whose_operation_forks_returns_in_the_child in in_a_child_a_push_forks {
         for (name, push) in FORKERS {
+            retry_a_hang(name, || {
             let engine = engine(EngineKind::Naive);
             let var = engine.var(0_u64);
             let (parent, forker) = (process::id(), Forker::new(EngineKind::Naive));
@@ -892,7 +900,8 @@ tests! {
                 exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(calls)).is_err()));
             }
             let _ = engine.wait_for_all();
-            forker.join_only_child(name);
+            forker.only_child_hangs(name)
+            });
         }
     }
 }
@@ -1065,11 +1074,11 @@ impl Forker {
         self.fork(engine);
     }
 
-    /// Waits for the process forked by an operation, and asserts that it is the only one.
-    fn join_only_child(&self, what: &str) {
+    /// Waits for the process forked by an operation, and returns whether it hung. Asserts that it is the only one.
+    fn only_child_hangs(&self, what: &str) -> bool {
         let children = mem::take(&mut *lock(&self.children));
         assert_eq!(children.len(), 1, "{what}: the number of children");
-        children.into_iter().for_each(|child| join(child, what));
+        hangs(children[0], what)
     }
 
     /// Runs `call` on a thread that pauses at its first allocation. An operation forks a process during the pause,

@@ -105,6 +105,11 @@ pub enum Shutdown {
 /// function returns. A child cannot use its parent's GPUs: simulated GPUs are lost in the child, and CUDA does not work
 /// in a child of a process that has used it.
 ///
+/// The standard library takes a lock for a moment when a thread starts or ends. If another thread holds it at the fork,
+/// no thread of the child ever starts, so engines that the child builds run nothing. A process whose children build
+/// engines should fork when none of its threads is starting or ending, for instance while its engines are idle and after
+/// those no longer needed have been [shut down](Self::shutdown).
+///
 /// Forks on other systems, and children created through the system call `clone` instead of the C library's `fork`, are
 /// not detected. Such a child must not use its parent's engines.
 #[derive(Clone)]

@@ -31,14 +31,9 @@ use crate::{
         history::priority_of,
         recorder::Recorded,
     },
-    tracker::{Op, Standing, each_marked, each_waiting},
+    tracker::{Op, Standing, Successors, each_marked},
     values::name::Name,
 };
-
-/// The maximum number of readers visited between a reader and the next mutating operation: the first number applies if
-/// the reader holds the variable, the second if it waits. Not tuned: there may be a million readers. All readers behind
-/// a mutating operation are visited, since they wait only for that operation.
-const MAX_READERS: [usize; 2] = [1024, 64];
 
 impl Core {
     /// Returns a dump of what is pending.
@@ -64,17 +59,14 @@ impl Core {
             // were listed, so no record is reused before this thread is unpinned.
             unsafe { keep_incomplete(ops) };
         }
+        let mut successors = Successors::new(&pinned);
         let marks = [self.mark(), self.started_mark()];
         let look = |op: &Op<Task>, mark: *mut ()| {
             let index = dump.ops.len();
             by_record.insert(NonNull::from(op).cast::<()>(), index);
             by_task.insert(op.shared_task_ptr().cast::<()>().cast_mut(), index);
             for access in op.accesses() {
-                let waits = access.standing() == Standing::Waits;
-                let max = if access.mode().is_write() { usize::MAX } else { MAX_READERS[usize::from(waits)] };
-                each_waiting(access, &pinned, max, |later| {
-                    before.push((NonNull::from(later).cast::<()>(), index));
-                });
+                successors.each(access, |later| before.push((NonNull::from(later).cast::<()>(), index)));
             }
             records.push(NonNull::from(op));
             let described = self.describe(op, mark == self.started_mark(), &running);

@@ -1,5 +1,7 @@
 //! Inspects pending operations from outside while other threads continue.
 
+use std::{collections::HashMap, marker::PhantomData, ptr};
+
 use super::{
     access::{Access, DONE, Mode},
     op::Op,
@@ -8,6 +10,10 @@ use crate::{
     memory::epoch::{Guard, unprotected},
     sync::Ordering::{Acquire, Relaxed},
 };
+
+/// The maximum number of operations listed as waiting for an access that does not mutate. Not tuned: any number of waits
+/// can be behind any number of readers.
+pub const MAX_SUCCESSORS: usize = 256;
 
 /// The state of an access as seen from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,32 +38,74 @@ impl<T> Access<T> {
     }
 }
 
-/// Calls `f` with each operation known to wait directly for `access`: those behind it up to and including the next
-/// writer, except the readers if `access` does not mutate. Visits at most `max` accesses. If `access` is already done,
-/// does nothing.
-pub fn each_waiting<T>(access: &Access<T>, _pinned: &Guard, max: usize, mut f: impl FnMut(&Op<T>)) {
-    let is_done = |access: &Access<T>| access.standing() == Standing::Done;
-    let mut at = access;
-    // If the access is not done now, nothing behind it had been retired when this thread was pinned.
-    if is_done(access) {
-        return;
+/// Finds the operations that wait for accesses, of any number of accesses.
+///
+/// What is behind a reader is remembered. So a thread that looks at all accesses of a queue visits each reader once, and
+/// not once for each reader before it.
+pub struct Successors<'g, T> {
+    pinned: PhantomData<&'g Guard>,
+    /// For accesses visited so far: the next access behind them that is not a reader, if there was one.
+    behind: HashMap<*const Access<T>, Option<&'g Access<T>>>,
+}
+
+impl<'g, T> Successors<'g, T> {
+    /// Until the thread is unpinned, the accesses seen stay readable.
+    pub fn new(_pinned: &'g Guard) -> Self {
+        Self { pinned: PhantomData, behind: HashMap::new() }
     }
-    for _ in 0..max {
+
+    /// Calls `f` with each operation known to wait directly for `access`: those behind it up to and including the next
+    /// writer, except the readers if `access` does not mutate. In that case, calls `f` at most [`MAX_SUCCESSORS`] times.
+    /// If `access` is already done, does nothing.
+    pub fn each(&mut self, access: &Access<T>, mut f: impl FnMut(&Op<T>)) {
+        if access.standing() == Standing::Done {
+            return;
+        }
+        let is_write = access.mode().is_write();
+        let mut at = access;
+        for _ in 0..if is_write { usize::MAX } else { MAX_SUCCESSORS } {
+            // SAFETY: (1): `access` was not done after this thread was pinned, so nothing behind it had been retired
+            // before the pin.
+            let next = if is_write { unsafe { self.next(at) } } else { unsafe { self.next_but_readers(at) } };
+            let Some(next) = next else { return };
+            next.op().into_iter().for_each(&mut f);
+            if next.mode().is_write() {
+                return;
+            }
+            at = next;
+        }
+    }
+
+    /// Returns the access behind `at`.
+    ///
+    /// # Safety
+    /// 1. When this thread was pinned, nothing behind `at` had been retired.
+    unsafe fn next(&self, at: &Access<T>) -> Option<&'g Access<T>> {
         // Acquire (edge `link`): the next access and its operation.
         let word = at.word.load(Acquire, unprotected());
-        if word.is_null() {
-            return;
-        }
-        // SAFETY: `access` was not done after this thread was pinned, so nothing behind it had been retired before the
-        // pin.
-        at = unsafe { word.deref() };
-        at.check();
-        let reads = at.mode() == Mode::Read;
-        if access.mode().is_write() || !reads {
-            at.op().into_iter().for_each(&mut f);
-        }
-        if at.mode().is_write() {
-            return;
-        }
+        // SAFETY: (1): so the next access is not reclaimed before this thread is unpinned.
+        let next = unsafe { word.as_ref() };
+        next.inspect(|next| next.check())
+    }
+
+    /// Returns the next access behind `at` that is not a reader.
+    ///
+    /// # Safety
+    /// 1. When this thread was pinned, nothing behind `at` had been retired.
+    unsafe fn next_but_readers(&mut self, at: &Access<T>) -> Option<&'g Access<T>> {
+        let (mut at, mut visited) = (at, Vec::new());
+        let found = loop {
+            if let Some(&known) = self.behind.get(&ptr::from_ref(at)) {
+                break known;
+            }
+            visited.push(ptr::from_ref(at));
+            // SAFETY: (1).
+            match unsafe { self.next(at) } {
+                Some(next) if next.mode() == Mode::Read => at = next,
+                next => break next,
+            }
+        };
+        self.behind.extend(visited.into_iter().map(|visited| (visited, found)));
+        found
     }
 }

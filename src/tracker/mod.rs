@@ -187,7 +187,7 @@ pub use access::{Access, Mode};
 pub use blocked::{Ahead, walk_blocked};
 pub use complete::{complete, end, end_with};
 pub use followers::followers;
-pub use look::{Standing, each_waiting};
+pub use look::{Standing, Successors};
 pub use op::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList, each_marked};
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use push::{Pushed, Stalled};

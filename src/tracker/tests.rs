@@ -15,7 +15,7 @@ use super::{
     access::{Arity, DONE, READ_OK, WRITE_OK, grantable_at_link, linked, newly_grantable},
     complete::{Spent, complete, complete_access},
     followers::{MAX_FOLLOWERS, followers},
-    look::each_waiting,
+    look::{MAX_SUCCESSORS, Successors},
     op::{INLINE_ACCESSES, Rejection},
     push::{Inserter, Insertion, Pushed, help, insert},
 };
@@ -621,21 +621,46 @@ fn followers_are_limited_and_skip_completed_readers() {
 fn operations_waiting_for_an_access_are_the_conflicting_ones_up_to_the_next_writer() {
     let var = Var::new(1);
     let guard = epoch::pin();
-    let seen = |op: Known, max: usize| {
+    let each = |successors: &mut Successors<'_, Task>, op: Known| {
         let mut seen = Vec::new();
-        each_waiting(&op.accesses()[0], &guard, max, |op| seen.push(std::ptr::from_ref(op).cast_mut()));
+        successors.each(&op.accesses()[0], |op| seen.push(std::ptr::from_ref(op).cast_mut()));
         seen
     };
-    let [first, reader, wait, second, writer, late] =
-        [Write, Read, Await, Read, Write, Read].map(|mode| pushed(&[(&var, mode)]).0);
-    let waiting = [reader, wait, second, writer].map(Known::as_ptr);
-    assert_eq!(seen(first, usize::MAX), waiting);
-    assert_eq!(seen(first, 2), waiting[..2]);
-    assert_eq!(seen(reader, usize::MAX), [wait.as_ptr(), writer.as_ptr()]);
-    assert_eq!(seen(wait, usize::MAX), [writer.as_ptr()]);
-    assert_eq!(seen(writer, usize::MAX), [late.as_ptr()]);
-    assert_eq!(seen(late, usize::MAX), []);
-    for op in [first, reader, wait, second, writer, late] {
+    let ops = [Write, Read, Read, Await, Read, Write, Read].map(|mode| pushed(&[(&var, mode)]).0);
+    let [first, reader, also_reads, wait, second, writer, late] = ops;
+    let ends = [wait, writer].map(Known::as_ptr);
+    let expected = [
+        (first, &[reader, also_reads, wait, second, writer].map(Known::as_ptr)[..]),
+        (reader, &ends),
+        (also_reads, &ends),
+        (wait, &ends[1..]),
+        (second, &ends[1..]),
+        (writer, &[late.as_ptr()]),
+        (late, &[]),
+    ];
+    // Nothing depends on what has been looked at before.
+    let mut successors = Successors::new(&guard);
+    for (op, waiting) in expected.into_iter().chain(expected.into_iter().rev()) {
+        assert_eq!(each(&mut successors, op), waiting);
+        assert_eq!(each(&mut Successors::new(&guard), op), waiting);
+    }
+    for op in ops {
+        end(op);
+    }
+}
+
+#[test]
+fn operations_waiting_for_a_reader_are_limited_and_those_for_a_writer_are_not() {
+    let var = Var::new(1);
+    let guard = epoch::pin();
+    let [writer, reader] = [Write, Read].map(|mode| pushed(&[(&var, mode)]).0);
+    let waits: Vec<_> = (0..2 * MAX_SUCCESSORS).map(|_| pushed(&[(&var, Await)]).0).collect();
+    for (op, expected) in [(writer, 1 + waits.len()), (reader, MAX_SUCCESSORS)] {
+        let mut count = 0;
+        Successors::new(&guard).each(&op.accesses()[0], |_| count += 1);
+        assert_eq!(count, expected);
+    }
+    for op in [writer, reader].into_iter().chain(waits) {
         end(op);
     }
 }

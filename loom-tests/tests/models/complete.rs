@@ -15,7 +15,7 @@ use std::{
 use raddle::internals::{
     Flavour::{self, Contract, Crossbeam},
     Mode::{self, Await, Overwrite, Read, Write},
-    Op, OpRef, ReadyList, Step, each_waiting, followers, pin, walk_blocked,
+    Op, OpRef, ReadyList, Step, Successors, followers, pin, walk_blocked,
 };
 use raddle_loom_tests::checker::thread;
 use raddle_loom_tests::{COMPLETE, Task, World, model, must_fail, must_fail_under_loom, without};
@@ -585,7 +585,7 @@ fn an_operation_sees_its_followers_as_they_were_pushed() {
 fn a_look_at_waiting_operations_sees_them_as_they_were_pushed() {
     look_during_pushes(|own| {
         let mut seen = Vec::new();
-        each_waiting(&own.accesses()[0], &pin(), usize::MAX, |op| seen.push(World::number_seen(op)));
+        Successors::new(&pin()).each(&own.accesses()[0], |op| seen.push(World::number_seen(op)));
         seen
     });
 }
