@@ -598,6 +598,22 @@ tests! {
         }
     }
 
+    /// The thread that forks has kept records of the parent for reuse.
+    operations_pushed_in_a_child_are_listed_in_its_dumps in in_a_child_operations_are_listed {
+        let engine = engine(EngineKind::Naive);
+        (0..10_000).for_each(|_| engine.op("").push((), |()| ()).unwrap());
+        forked("a dump", || {
+            let new = engine_with(EngineKind::Pooled, SimulatedGpu::default());
+            let token = new.token();
+            let completion = hold(&new, &token);
+            (0..100).for_each(|_| new.op("behind").writes([&token]).push((), |()| ()).unwrap());
+            let dump = new.dump();
+            assert_eq!((dump.ops().len(), dump.unlisted()), (101, 0), "{dump}");
+            completion.complete();
+            new.wait_for_all().unwrap();
+        });
+    }
+
     /// Each engine prepares for forks, and warns if it cannot.
     engines_that_are_prepared_for_forks_log_nothing in in_a_child_nothing_is_logged {
         let messages = Arc::new(Mutex::new(Vec::new()));

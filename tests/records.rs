@@ -190,6 +190,27 @@ fn records_are_reused_and_freed() {
     }
     assert_comes_down_to(before + IN_TRANSIT / 2, &RECORDS, &engine, "records of destructors of thread-locals");
 
+    // The record of such an operation is its own until the operation completes, even if it was on a list.
+    let threaded = Engine::builder().kind(EngineKind::PerDevice).workers(1).build().expect("an engine");
+    let (held, (sender, receiver)) = (threaded.token(), mpsc::channel::<()>());
+    threaded.op("hold").writes([&held]).push_sync(move |_| _ = receiver.recv()).expect("the engine should be open");
+    for _ in 0..10 {
+        (0..4 * BATCH).for_each(|_| push(&engine, &one));
+        let (engine, token, threaded, held) = (engine.clone(), engine.token(), threaded.clone(), held.clone());
+        let pusher = move || {
+            let late = || Some(PushesWhenDropped(threaded.clone(), held.clone()));
+            FIRST.set(late());
+            push(&engine, &[&token]);
+            LAST.set(late());
+        };
+        thread::spawn(pusher).join().expect("the thread should not panic");
+    }
+    (0..8 * BATCHES * BATCH).for_each(|_| push(&engine, &one));
+    let dump = threaded.dump();
+    assert_eq!((dump.ops().len(), dump.unlisted()), (1 + 10 * 2 * 20, 0), "{dump}");
+    drop(sender);
+    drop((threaded, held));
+
     // Waiters leave stale entries in the queues, which the workers pop before they end.
     let before = RECORDS.alive();
     for _ in 0..100 {

@@ -14,7 +14,10 @@ use std::{
 };
 
 use common::{Gate, KINDS, Meeting, THREADED, logger::log_to, watched};
-use raddle::{Device, Engine, EngineBuilder, EngineKind, Problem, Shutdown, SimulatedGpu, Watchdog, WatchdogReport};
+use raddle::{
+    Device, DeviceVec, Engine, EngineBuilder, EngineKind, Problem, Shutdown, SimulatedGpu, Var, Watchdog,
+    WatchdogReport,
+};
 
 const LIMIT: Duration = Duration::from_millis(40);
 
@@ -388,22 +391,46 @@ fn a_budget_far_below_the_other_limits_is_kept() {
     });
 }
 
+/// Launches a kernel on the first GPU that mutates `value` and takes `time`.
+fn launch(engine: &Engine, name: &'static str, value: &Var<DeviceVec<u64>>, time: Duration) {
+    engine
+        .op(name)
+        .on(Device::Gpu(0))
+        .try_launch(value.write(), move |stream, value| {
+            let mut stream = stream.simulated().expect("the device should be simulated");
+            Ok(stream.launch(time, value, |value| value.fill(1))?)
+        })
+        .unwrap();
+}
+
+#[test]
+fn operations_issued_to_a_lane_of_a_gpu_that_completes_nothing_are_no_progress() {
+    watched(|| {
+        let builder = Engine::builder().gpu(SimulatedGpu::new());
+        let (engine, reports) = engine(builder, EngineKind::PerDevice, Watchdog::new().device(2 * LIMIT));
+        let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
+        let (start, stall) = (Instant::now(), 20 * LIMIT);
+        launch(&engine, "kernel", &value, stall);
+        let report = loop {
+            launch(&engine, "behind", &value, Duration::ZERO);
+            match reports.recv_timeout(LIMIT / 4) {
+                Ok(report) => break report,
+                Err(_) => assert!(start.elapsed() < stall, "the lane is not reported"),
+            }
+        };
+        let Problem::Device { op, .. } = report.problem else { panic!("{report}") };
+        assert_eq!(report.dump.ops()[op].device, Device::Gpu(0), "{report}");
+        engine.wait_for_all().unwrap();
+    });
+}
+
 #[test]
 fn a_lane_of_a_gpu_that_completes_nothing_is_reported() {
     watched(|| {
         let builder = Engine::builder().gpu(SimulatedGpu::new());
         let (engine, reports) = engine(builder, EngineKind::PerDevice, Watchdog::new().device(5 * LIMIT));
         let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
-        let launch = |name: &'static str, time: Duration| {
-            engine
-                .op(name)
-                .on(Device::Gpu(0))
-                .try_launch(value.write(), move |stream, value| {
-                    let mut stream = stream.simulated().expect("the device should be simulated");
-                    Ok(stream.launch(time, value, |value| value.fill(1))?)
-                })
-                .unwrap();
-        };
+        let launch = |name: &'static str, time: Duration| launch(&engine, name, &value, time);
         // A lane that completes operations is not reported, even if it always has operations in flight. The engine may
         // learn of several completions at once, so the operations are not all issued together.
         for _ in 0..100 {
