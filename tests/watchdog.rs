@@ -217,7 +217,7 @@ fn a_cycle_of_waits_is_reported() {
     each(&THREADED, &Watchdog::new().stalled(Duration::from_millis(200)), |engine, reports| {
         let (x, y) = (engine.var(0), engine.var(0));
         let (go, gone) = (mpsc::channel(), mpsc::channel());
-        let waits = |name: &'static str, own: &raddle::Var<i32>, handle: Receiver<raddle::OpHandle<()>>| {
+        let waits = |name: &'static str, own: &Var<i32>, handle: Receiver<raddle::OpHandle<()>>| {
             engine
                 .op(name)
                 .push(own.write(), move |_| {
