@@ -1,6 +1,6 @@
 //! Inspects pending operations from outside while other threads continue.
 
-use std::{collections::HashMap, marker::PhantomData, ptr};
+use std::{collections::HashMap, fmt, marker::PhantomData, ptr};
 
 use super::{
     access::{Access, DONE, Mode},
@@ -46,6 +46,12 @@ pub struct Successors<'g, T> {
     pinned: PhantomData<&'g Guard>,
     /// For accesses visited so far: the next access behind them that is not a reader, if there was one.
     behind: HashMap<*const Access<T>, Option<&'g Access<T>>>,
+}
+
+impl<T> fmt::Debug for Successors<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Successors").field("visited", &self.behind.len()).finish_non_exhaustive()
+    }
 }
 
 impl<'g, T> Successors<'g, T> {

@@ -353,7 +353,7 @@ fn inside_imported_streams_are_ordered_with_lanes() {
             let lane = stream.cuda().expect("the stream should be CUDA's").cu_stream().addr();
             assert_ne!(lane, expected);
             stream.include(own, |own| {
-                assert_eq!(own.cuda().expect("the stream should be CUDA's").cu_stream().addr(), expected)
+                assert_eq!(own.cuda().expect("the stream should be CUDA's").cu_stream().addr(), expected);
             })
         });
         include.unwrap().wait().unwrap();
