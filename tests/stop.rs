@@ -311,6 +311,11 @@ fn a_shutdown_starts_a_stopped_engine() {
             }
             assert_eq!(count.load(Relaxed), if how == Some(Shutdown::Cancel) { 0 } else { 30 });
         }
+        let count = Arc::default();
+        engine.stop(None).unwrap();
+        push_some(&engine, &count);
+        common::block_on(engine.shutdown_async(Shutdown::Drain)).unwrap();
+        assert_eq!(count.load(Relaxed), 30);
     });
 }
 

@@ -908,3 +908,41 @@ fn marks_that_are_refused_from_time_to_time_do_not_lose_the_device() {
         });
     }
 }
+
+/// Two copies read what a kernel on another lane is about to write, and one of the calls that issue the first copy is
+/// refused. If it is the call that orders the copy after the kernel, the second copy repeats that call.
+#[test]
+fn a_refused_call_does_not_take_the_order_from_later_operations() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let mut failed = 0;
+            for round in 1..=8 {
+                let refused = 1 + round % 4;
+                let (var, copies) = (device(&engine, 1), [1, 1].map(|len| pinned(&engine, len)));
+                let launches = gpu.counts().launches;
+                let kernel = engine.op("kernel").on(GPU).launch_any(var.write(), move |stream, var| {
+                    simulated(stream).launch(MOMENT, var, move |values| values[0] = round)
+                });
+                kernel.unwrap();
+                eventually("the kernel is issued", || gpu.counts().launches > launches);
+                // The calls behind the launch have been made as well.
+                thread::sleep(MOMENT / 5);
+                gpu.refuse_at(refused);
+                for copy in &copies {
+                    engine.op("out").on(GPU).copy_from_device(&var, copy).unwrap();
+                }
+                for copy in &copies {
+                    match engine.with(copy, |copy| copy[0]) {
+                        Ok(value) => assert_eq!(value, round, "{kind}, call {refused}"),
+                        Err(_) => failed += 1,
+                    }
+                }
+                gpu.refuse_at(0);
+                let _ = engine.wait_for_all();
+            }
+            assert!(failed > 0, "{kind}: no copy failed");
+        });
+    }
+}

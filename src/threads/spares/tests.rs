@@ -77,14 +77,27 @@ fn the_last_waiter_is_offered_a_worker_first() {
 }
 
 #[test]
+fn workers_offered_in_turn_go_to_the_waiters_in_their_order() {
+    let spares = SpareThreads::default();
+    thread::scope(|scope| {
+        let waits = [1, 2, 3, 4].map(|count| begin_wait(scope, &spares, count));
+        for worker in 1..=4 {
+            spares.offer_in_turn(worker).expect("a thread should wait");
+        }
+        assert_eq!(spares.offer_in_turn(5), Err(5));
+        assert_eq!(waits.map(taken), [Some(1), Some(2), Some(3), Some(4)]);
+    });
+}
+
+#[test]
 fn the_first_waiter_is_dismissed_first() {
     let spares = SpareThreads::default();
     thread::scope(|scope| {
-        let waits = [1, 2].map(|count| begin_wait(scope, &spares, count));
-        spares.dismiss();
-        spares.offer(1).expect("the second thread should wait");
-        assert_eq!(spares.offer(2), Err(2), "the first thread still waits");
-        assert_eq!(waits.map(taken), [None, Some(1)]);
+        let waits = [1, 2, 3].map(|count| begin_wait(scope, &spares, count));
+        (0..2).for_each(|_| spares.dismiss());
+        spares.offer(1).expect("the third thread should wait");
+        assert_eq!(spares.offer(2), Err(2), "another thread still waits");
+        assert_eq!(waits.map(taken), [None, None, Some(1)]);
         // No thread waits any more.
         spares.dismiss();
     });
