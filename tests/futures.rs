@@ -1381,6 +1381,27 @@ fn a_started_future_that_is_cancelled_stops_and_fails_what_it_mutates() {
     });
 }
 
+#[test]
+fn a_future_that_is_cancelled_during_its_first_poll_stops() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (polled, cancelled) = (Gate::new(), Gate::new());
+        let (begins, goes_on) = (polled.clone(), cancelled.clone());
+        let endless = move |()| {
+            poll_fn(move |_| {
+                begins.open();
+                goes_on.pass();
+                Poll::<()>::Pending
+            })
+        };
+        let handle = engine.op("endless").submit_future((), endless).unwrap();
+        polled.pass();
+        assert!(!handle.cancel(), "the cancellation won although the future had started");
+        cancelled.open();
+        assert!(matches!(failure(handle.wait()).cause(), Cause::Cancelled));
+        engine.wait_for_all().unwrap();
+    });
+}
+
 /// Cancelling a group does not wake its futures.
 #[test]
 fn a_started_future_of_a_cancelled_group_stops_when_it_is_woken() {

@@ -766,6 +766,24 @@ fn a_handle_of_a_scope_cancels_an_operation_that_has_not_started() {
     });
 }
 
+/// A cancelled operation still waits for its turn. Here it waits for an operation that waits for the one around the scope.
+#[test]
+fn a_cancelled_operation_of_a_scope_whose_turn_cannot_come_is_abandoned() {
+    on_kinds(&KINDS, 1, |engine| {
+        let ([x, y], inside) = ([engine.token(), engine.token()], engine.downgrade());
+        let (held, free) = (x.clone(), y.clone());
+        let around = engine.op("around").writes([&x]).submit((), move |()| {
+            inside.op("between").writes([&held, &free]).push((), |()| {}).unwrap();
+            inside.scope(|s| {
+                let handle = s.op("inside").writes([&free]).submit((), |()| unreachable!("it was cancelled")).unwrap();
+                assert!(handle.cancel());
+            })
+        });
+        assert!(around.unwrap().wait().unwrap().is_err());
+        let _ = engine.wait_for_all();
+    });
+}
+
 #[test]
 fn an_operation_of_a_scope_has_a_context() {
     on_kinds(&KINDS, 1, |engine| {

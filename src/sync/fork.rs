@@ -111,10 +111,17 @@ mod tests {
     #[test]
     fn threads_that_make_a_value_concurrently_get_the_same_one() {
         static VALUE: PerProcess<usize> = PerProcess::new();
-        let values: Vec<usize> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..4).map(|number| scope.spawn(move || *VALUE.get(|| number))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        let both_make = std::sync::Barrier::new(2);
+        let get = |number| {
+            VALUE.get(|| {
+                both_make.wait();
+                number
+            })
+        };
+        let [one, two] = std::thread::scope(|scope| {
+            [1, 2].map(|number| scope.spawn(move || get(number))).map(|thread| thread.join().expect("no panic"))
         });
-        assert!(values.iter().all(|&value| value == values[0]), "{values:?}");
+        assert!(std::ptr::eq(one, two), "{one} and {two}");
+        assert!(std::ptr::eq(one, VALUE.get(|| 3)));
     }
 }

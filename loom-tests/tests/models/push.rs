@@ -145,6 +145,16 @@ fn a_stalled_pusher_delays_no_other_operation() {
     });
 }
 
+/// A helper has linked only the second of three accesses when the operation's pusher goes on, and links the third.
+#[test]
+fn an_operation_that_was_helped_in_its_middle_becomes_ready() {
+    model(2, Contract, || {
+        let world = World::new(3);
+        let stalled = world.stall(world.op(&[A, B, C]));
+        push_all(&world, Some(stalled), vec![vec![world.op(&[A])]]);
+    });
+}
+
 /// The number of the first operation created by a world.
 const STALLED: usize = 0;
 
