@@ -159,6 +159,21 @@ fn a_mutation_waits_for_each_of_many_readers_whether_they_wait_or_not() {
 }
 
 #[test]
+fn a_wait_for_all_in_an_operation_of_another_engine_lists_what_it_waits_for() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (other, x) = (common::engine(engine.kind(), 1), engine.token());
+        let gate = hold(&engine, &x);
+        let inside = engine.clone();
+        let waits = other.op("waits").submit((), move |()| inside.wait_for_all()).unwrap();
+        eventually("the thread waits", || !engine.dump().waits().is_empty());
+        let dump = engine.dump();
+        gate.open();
+        assert_eq!((dump.waits()[0].kind, dump.waits()[0].waits_for.len()), (WaitKind::All, 1), "{dump}");
+        waits.wait().unwrap().unwrap();
+    });
+}
+
+#[test]
 fn the_text_of_a_dump_has_a_hundred_operations_and_counts_the_others() {
     on_kinds(&THREADED, 1, |engine| {
         let busy = occupy(&engine, 1);
