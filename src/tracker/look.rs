@@ -13,7 +13,7 @@ use crate::{
 
 /// The maximum number of operations listed as waiting for an access that does not mutate. Not tuned: any number of waits
 /// can be behind any number of readers.
-pub const MAX_SUCCESSORS: usize = 256;
+pub const MAX_SUCCESSORS: usize = 32;
 
 /// The state of an access as seen from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +44,9 @@ impl<T> Access<T> {
 /// not once for each reader before it.
 pub struct Successors<'g, T> {
     pinned: PhantomData<&'g Guard>,
-    /// For accesses visited so far: the next access behind them that is not a reader, if there was one.
-    behind: HashMap<*const Access<T>, Option<&'g Access<T>>>,
+    /// For accesses visited so far: the next access behind them that is not a reader. If there was none, the last reader
+    /// behind them, since another access may have been linked behind it in the meantime.
+    behind: HashMap<*const Access<T>, &'g Access<T>>,
 }
 
 impl<T> fmt::Debug for Successors<'_, T> {
@@ -99,19 +100,22 @@ impl<'g, T> Successors<'g, T> {
     /// # Safety
     /// 1. When this thread was pinned, nothing behind `at` had been retired.
     unsafe fn next_but_readers(&mut self, at: &Access<T>) -> Option<&'g Access<T>> {
-        let (mut at, mut visited) = (at, Vec::new());
+        let (mut visited, mut reached) = (Vec::new(), None);
         let found = loop {
-            if let Some(&known) = self.behind.get(&ptr::from_ref(at)) {
-                break known;
-            }
-            visited.push(ptr::from_ref(at));
-            // SAFETY: (1).
-            match unsafe { self.next(at) } {
-                Some(next) if next.mode() == Mode::Read => at = next,
-                next => break next,
+            let from = reached.unwrap_or(at);
+            visited.push(ptr::from_ref(from));
+            let known = self.behind.get(&ptr::from_ref(from)).copied();
+            // SAFETY: (1): what is behind `from` is behind `at`.
+            let Some(next) = known.or_else(|| unsafe { self.next(from) }) else { break None };
+            reached = Some(next);
+            if next.mode() != Mode::Read {
+                break reached;
             }
         };
-        self.behind.extend(visited.into_iter().map(|visited| (visited, found)));
+        if let Some(reached) = reached {
+            visited.retain(|&visited| visited != ptr::from_ref(reached));
+            self.behind.extend(visited.into_iter().map(|visited| (visited, reached)));
+        }
         found
     }
 }

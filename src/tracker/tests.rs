@@ -650,6 +650,27 @@ fn operations_waiting_for_an_access_are_the_conflicting_ones_up_to_the_next_writ
 }
 
 #[test]
+fn an_operation_pushed_between_two_looks_is_seen_by_the_second() {
+    let var = Var::new(1);
+    let guard = epoch::pin();
+    let mut successors = Successors::new(&guard);
+    let mut seen = |op: Known| {
+        let mut seen = Vec::new();
+        successors.each(&op.accesses()[0], |op| seen.push(std::ptr::from_ref(op).cast_mut()));
+        seen
+    };
+    let [first, second] = [(); 2].map(|()| pushed(&[(&var, Read)]).0);
+    assert_eq!([second, first].map(&mut seen), [[]; 2]);
+    let third = pushed(&[(&var, Read)]).0;
+    assert_eq!([second, first].map(&mut seen), [[]; 2]);
+    let writer = pushed(&[(&var, Write)]).0;
+    assert_eq!([first, third, second, first].map(&mut seen), [[writer.as_ptr()]; 4]);
+    for op in [first, second, third, writer] {
+        end(op);
+    }
+}
+
+#[test]
 fn operations_waiting_for_a_reader_are_limited_and_those_for_a_writer_are_not() {
     let var = Var::new(1);
     let guard = epoch::pin();
