@@ -797,28 +797,30 @@ tests! {
     }
 
     a_worker_that_forks_in_an_operation_ends_in_the_child in in_a_child_a_worker_forks {
-        for (kind, &(name, push)) in THREADED.into_iter().flat_map(|kind| FORKERS.iter().map(move |forker| (kind, forker))) {
-            let what = format!("{kind}: {name}");
-            retry_a_hang(&what, || {
-                let engine = engine(kind);
-                let forker = Forker::new(kind);
-                let var = engine.var(0_u64);
-                let gate = common::hold(&engine, var.token());
-                // A wait for all is pending, so ending the last operation takes the lock of the pending count.
-                let mut all = Box::pin(engine.wait_for_all_async());
-                assert!(poll_once(&mut all).is_pending());
-                push(&engine, &var, forker.clone());
-                let parent = process::id();
-                for _ in 0..100 {
-                    let assert_parent = move || if process::id() != parent { exit(99) };
-                    // One operation is queued behind the forking one, and another is independent of it.
-                    engine.op("").push(var.read(), move |_| assert_parent()).unwrap();
-                    engine.op("").push((), move |()| assert_parent()).unwrap();
-                }
-                gate.open();
-                let _ = engine.wait_for_all();
-                forker.only_child_hangs(&what)
-            });
+        for kind in THREADED {
+            for (name, push) in FORKERS {
+                let what = format!("{kind}: {name}");
+                retry_a_hang(&what, || {
+                    let engine = engine(kind);
+                    let forker = Forker::new(kind);
+                    let var = engine.var(0_u64);
+                    let gate = common::hold(&engine, var.token());
+                    // A wait for all is pending, so ending the last operation takes the lock of the pending count.
+                    let mut all = Box::pin(engine.wait_for_all_async());
+                    assert!(poll_once(&mut all).is_pending());
+                    push(&engine, &var, forker.clone());
+                    let parent = process::id();
+                    for _ in 0..100 {
+                        let assert_parent = move || if process::id() != parent { exit(99) };
+                        // One operation is queued behind the forking one, and another is independent of it.
+                        engine.op("").push(var.read(), move |_| assert_parent()).unwrap();
+                        engine.op("").push((), move |()| assert_parent()).unwrap();
+                    }
+                    gate.open();
+                    let _ = engine.wait_for_all();
+                    forker.only_child_hangs(&what)
+                });
+            }
         }
     }
 
@@ -901,22 +903,22 @@ tests! {
     a_push_whose_operation_forks_returns_in_the_child in in_a_child_a_push_forks {
         for (name, push) in FORKERS {
             retry_a_hang(name, || {
-            let engine = engine(EngineKind::Naive);
-            let var = engine.var(0_u64);
-            let (parent, forker) = (process::id(), Forker::new(EngineKind::Naive));
-            let behind = engine.clone();
-            let also = var.clone();
-            push(&engine, &var, forker.clone());
-            if process::id() != parent {
-                // Failures are reported through the exit status, since a panic in the child would not be reported.
-                let calls = || {
-                    assert_engine_refuses(&behind);
-                    assert_wait_refused(behind.get(&also));
-                };
-                exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(calls)).is_err()));
-            }
-            let _ = engine.wait_for_all();
-            forker.only_child_hangs(name)
+                let engine = engine(EngineKind::Naive);
+                let var = engine.var(0_u64);
+                let (parent, forker) = (process::id(), Forker::new(EngineKind::Naive));
+                let behind = engine.clone();
+                let also = var.clone();
+                push(&engine, &var, forker.clone());
+                if process::id() != parent {
+                    // Failures are reported through the exit status, since a panic in the child would not be reported.
+                    let calls = || {
+                        assert_engine_refuses(&behind);
+                        assert_wait_refused(behind.get(&also));
+                    };
+                    exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(calls)).is_err()));
+                }
+                let _ = engine.wait_for_all();
+                forker.only_child_hangs(name)
             });
         }
     }

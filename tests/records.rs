@@ -132,6 +132,19 @@ std::thread_local! {
     static LAST: RefCell<Option<PushesWhenDropped>> = const { RefCell::new(None) };
 }
 
+/// Starts and joins a thread that pushes an operation on `engine`, and whose thread-locals push operations on `late`
+/// that mutate `held` when they are dropped.
+fn push_at_the_end_of_a_thread(engine: &Engine, (late, held): (&Engine, &Token)) {
+    let (engine, token, late, held) = (engine.clone(), engine.token(), late.clone(), held.clone());
+    let pusher = move || {
+        let pushes_late = || Some(PushesWhenDropped(late.clone(), held.clone()));
+        FIRST.set(pushes_late());
+        push(&engine, &[&token]);
+        LAST.set(pushes_late());
+    };
+    thread::spawn(pusher).join().expect("the thread should not panic");
+}
+
 /// All cases share one test, since the counts cover the whole process.
 #[test]
 #[cfg_attr(miri, ignore = "needs many operations")]
@@ -182,14 +195,7 @@ fn records_are_reused_and_freed() {
     // Operations may still be pushed on a thread that has returned its lists.
     let before = RECORDS.alive();
     for _ in 0..1000 {
-        let (engine, token) = (engine.clone(), engine.token());
-        let pusher = move || {
-            let late = || Some(PushesWhenDropped(engine.clone(), token.clone()));
-            FIRST.set(late());
-            push(&engine, &[&token]);
-            LAST.set(late());
-        };
-        thread::spawn(pusher).join().expect("the thread should not panic");
+        push_at_the_end_of_a_thread(&engine, (&engine, &engine.token()));
     }
     assert_comes_down_to(before + IN_TRANSIT / 2, &RECORDS, &engine, "records of destructors of thread-locals");
 
@@ -199,14 +205,7 @@ fn records_are_reused_and_freed() {
     threaded.op("hold").writes([&held]).push_sync(move |_| _ = receiver.recv()).expect("the engine should be open");
     for _ in 0..10 {
         (0..4 * BATCH).for_each(|_| push(&engine, &one));
-        let (engine, token, threaded, held) = (engine.clone(), engine.token(), threaded.clone(), held.clone());
-        let pusher = move || {
-            let late = || Some(PushesWhenDropped(threaded.clone(), held.clone()));
-            FIRST.set(late());
-            push(&engine, &[&token]);
-            LAST.set(late());
-        };
-        thread::spawn(pusher).join().expect("the thread should not panic");
+        push_at_the_end_of_a_thread(&engine, (&threaded, &held));
     }
     (0..8 * BATCHES * BATCH).for_each(|_| push(&engine, &one));
     let dump = threaded.dump();

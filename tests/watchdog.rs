@@ -43,6 +43,25 @@ fn each(
     }
 }
 
+/// Returns an engine with a simulated GPU and a watchdog, a receiver of the watchdog's reports, and a variable of the GPU.
+fn engine_with_gpu(watchdog: Watchdog) -> (Engine, Receiver<WatchdogReport>, Var<DeviceVec<u64>>) {
+    let (engine, reports) = engine(Engine::builder().gpu(SimulatedGpu::new()), EngineKind::PerDevice, watchdog);
+    let value = engine.device_var(Device::Gpu(0), 4).unwrap();
+    (engine, reports, value)
+}
+
+/// Launches a kernel on the first GPU that mutates `value` and takes `time`.
+fn launch(engine: &Engine, name: &'static str, value: &Var<DeviceVec<u64>>, time: Duration) {
+    engine
+        .op(name)
+        .on(Device::Gpu(0))
+        .try_launch(value.write(), move |stream, value| {
+            let mut stream = stream.simulated().expect("the device should be simulated");
+            Ok(stream.launch(time, value, |value| value.fill(1))?)
+        })
+        .unwrap();
+}
+
 #[test]
 fn an_operation_that_runs_for_too_long_is_reported_once() {
     each(&THREADED, &Watchdog::new().running(LIMIT), |engine, reports| {
@@ -244,17 +263,8 @@ fn a_cycle_of_waits_is_reported() {
 #[test]
 fn a_gpu_operation_that_runs_for_too_long_is_reported() {
     watched(|| {
-        let builder = Engine::builder().gpu(SimulatedGpu::new());
-        let (engine, reports) = engine(builder, EngineKind::PerDevice, Watchdog::new().running(LIMIT));
-        let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
-        engine
-            .op("kernel")
-            .on(Device::Gpu(0))
-            .try_launch(value.write(), |stream, value| {
-                let mut stream = stream.simulated().expect("the device should be simulated");
-                Ok(stream.launch(Duration::from_millis(300), value, |value| value.fill(1))?)
-            })
-            .unwrap();
+        let (engine, reports, value) = engine_with_gpu(Watchdog::new().running(LIMIT));
+        launch(&engine, "kernel", &value, Duration::from_millis(300));
         let report = reports.recv().unwrap();
         assert!(report.to_string().contains("`kernel`"), "{report}");
         let Problem::Running { op, .. } = report.problem else { panic!("{report}") };
@@ -391,24 +401,10 @@ fn a_budget_far_below_the_other_limits_is_kept() {
     });
 }
 
-/// Launches a kernel on the first GPU that mutates `value` and takes `time`.
-fn launch(engine: &Engine, name: &'static str, value: &Var<DeviceVec<u64>>, time: Duration) {
-    engine
-        .op(name)
-        .on(Device::Gpu(0))
-        .try_launch(value.write(), move |stream, value| {
-            let mut stream = stream.simulated().expect("the device should be simulated");
-            Ok(stream.launch(time, value, |value| value.fill(1))?)
-        })
-        .unwrap();
-}
-
 #[test]
 fn operations_issued_to_a_lane_of_a_gpu_that_completes_nothing_are_no_progress() {
     watched(|| {
-        let builder = Engine::builder().gpu(SimulatedGpu::new());
-        let (engine, reports) = engine(builder, EngineKind::PerDevice, Watchdog::new().device(2 * LIMIT));
-        let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
+        let (engine, reports, value) = engine_with_gpu(Watchdog::new().device(2 * LIMIT));
         let (start, stall) = (Instant::now(), 20 * LIMIT);
         launch(&engine, "kernel", &value, stall);
         let report = loop {
@@ -427,9 +423,7 @@ fn operations_issued_to_a_lane_of_a_gpu_that_completes_nothing_are_no_progress()
 #[test]
 fn a_lane_of_a_gpu_that_completes_nothing_is_reported() {
     watched(|| {
-        let builder = Engine::builder().gpu(SimulatedGpu::new());
-        let (engine, reports) = engine(builder, EngineKind::PerDevice, Watchdog::new().device(5 * LIMIT));
-        let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
+        let (engine, reports, value) = engine_with_gpu(Watchdog::new().device(5 * LIMIT));
         let launch = |name: &'static str, time: Duration| launch(&engine, name, &value, time);
         // A lane that completes operations is not reported, even if it always has operations in flight. The engine may
         // learn of several completions at once, so the operations are not all issued together.

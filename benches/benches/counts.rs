@@ -243,19 +243,32 @@ fn count() -> Result<Counts, String> {
     Ok(counts)
 }
 
-/// Whether a count is so much above the file's that it is a regression.
-fn is_worse(now: Count, before: Count) -> bool {
-    now.instructions > before.instructions * (1.0 + TOLERANCE) || now.locked > before.locked + LOCKED_TOLERANCE
+/// Describes the counts that are so much above the file's that they are regressions.
+fn regressions(counts: &Counts, baseline: &Counts) -> Vec<String> {
+    let mut found = vec![];
+    for (name, now) in counts {
+        let Some(before) = baseline.get(name) else { continue };
+        if now.locked > before.locked + LOCKED_TOLERANCE {
+            found.push(format!("{name}: {:.2} locked instructions instead of {:.2}", now.locked, before.locked));
+        }
+        let change = now.instructions / before.instructions - 1.0;
+        if change > TOLERANCE {
+            found.push(format!("{name}: {}", percent(change)));
+        }
+    }
+    found
 }
 
-/// Counts until no count is worse than the file's, but at most [`ATTEMPTS`] times. Each count returned is the lowest of
-/// all attempts, since a regression appears in each of them.
+fn percent(change: f64) -> String {
+    format!("{:+.1} %", change * 100.0)
+}
+
+/// Counts until there are no regressions, but at most [`ATTEMPTS`] times. Each count returned is the lowest of all
+/// attempts, since a regression appears in each of them.
 fn count_repeatedly(baseline: &Counts) -> Result<Counts, String> {
-    let worse =
-        |counts: &Counts| counts.iter().any(|(name, &now)| baseline.get(name).is_some_and(|&b| is_worse(now, b)));
     let mut lowest = count()?;
     for _ in 1..ATTEMPTS {
-        if !worse(&lowest) {
+        if regressions(&lowest, baseline).is_empty() {
             break;
         }
         for (name, Count { instructions, locked }) in count()? {
@@ -309,7 +322,8 @@ fn main() -> ExitCode {
         inside();
         return ExitCode::SUCCESS;
     }
-    let counts = match if asked("--renew") { count() } else { count_repeatedly(&baseline().1) } {
+    let counted = if asked("--renew") { count() } else { count_repeatedly(&baseline().1) };
+    let counts = match counted {
         Ok(counts) => counts,
         Err(error) => {
             eprintln!("{error}");
@@ -337,21 +351,15 @@ fn main() -> ExitCode {
         "",
         &["phase and workload", "now", "file", "change", "locked"],
     );
-    let (mut worse, mut better) = (vec![], vec![]);
-    for (name, &count) in &counts {
-        let missing = Count { instructions: f64::NAN, locked: f64::NAN };
-        let Count { instructions: before, locked: locked_before } = baseline.get(name).copied().unwrap_or(missing);
+    let (worse, mut better) = (regressions(&counts, &baseline), vec![]);
+    for (name, count) in &counts {
+        let before = baseline.get(name).map_or(f64::NAN, |before| before.instructions);
         let change = count.instructions / before - 1.0;
-        let cell = if change.is_nan() { "new".into() } else { format!("{:+.1} %", change * 100.0) };
+        let cell = if change.is_nan() { "new".into() } else { percent(change) };
         let before: Cell = if before.is_nan() { "–".into() } else { grouped(before, 1).into() };
         let now = number((count.instructions * 10.0).round() / 10.0);
         table.row(name.as_str(), [now, before, cell.clone().into(), format!("{:.2}", count.locked).into()]);
-        if count.locked > locked_before + LOCKED_TOLERANCE {
-            worse.push(format!("{name}: {:.2} locked instructions instead of {locked_before:.2}", count.locked));
-        }
-        if change > TOLERANCE {
-            worse.push(format!("{name}: {cell}"));
-        } else if change < -TOLERANCE || change.is_nan() {
+        if change < -TOLERANCE || change.is_nan() {
             better.push(format!("{name}: {cell}"));
         }
     }

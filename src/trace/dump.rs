@@ -119,7 +119,8 @@ pub struct PendingOp {
     /// The variables that the operation declares, except those that it has released.
     pub accesses: Vec<PendingAccess>,
     /// The operations for which this one waits directly, as indices into [`Dump::ops`]: those before it in a variable's
-    /// queue, those that its function waits for, and its children.
+    /// queue, those that its function waits for, and its children. An operation that only reads a variable is listed for
+    /// at most 32 waits behind it.
     pub waits_for: Vec<usize>,
 }
 

@@ -69,8 +69,9 @@ impl<'g, T> Successors<'g, T> {
             return;
         }
         let is_write = access.mode().is_write();
+        let max = if is_write { usize::MAX } else { MAX_SUCCESSORS };
         let mut at = access;
-        for _ in 0..if is_write { usize::MAX } else { MAX_SUCCESSORS } {
+        for _ in 0..max {
             // SAFETY: (1): `access` was not done after this thread was pinned, so nothing behind it had been retired
             // before the pin.
             let next = if is_write { unsafe { self.next(at) } } else { unsafe { self.next_but_readers(at) } };

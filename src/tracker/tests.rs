@@ -617,15 +617,17 @@ fn followers_are_limited_and_skip_completed_readers() {
     }
 }
 
+/// Returns the operations known to wait for the first access of `op`.
+fn waiting_for(op: Known, successors: &mut Successors<'_, Task>) -> Vec<*mut Op<Task>> {
+    let mut seen = Vec::new();
+    successors.each(&op.accesses()[0], |op| seen.push(std::ptr::from_ref(op).cast_mut()));
+    seen
+}
+
 #[test]
 fn operations_waiting_for_an_access_are_the_conflicting_ones_up_to_the_next_writer() {
     let var = Var::new(1);
     let guard = epoch::pin();
-    let each = |successors: &mut Successors<'_, Task>, op: Known| {
-        let mut seen = Vec::new();
-        successors.each(&op.accesses()[0], |op| seen.push(std::ptr::from_ref(op).cast_mut()));
-        seen
-    };
     let ops = [Write, Read, Read, Await, Read, Write, Read].map(|mode| pushed(&[(&var, mode)]).0);
     let [first, reader, also_reads, wait, second, writer, late] = ops;
     let ends = [wait, writer].map(Known::as_ptr);
@@ -641,8 +643,8 @@ fn operations_waiting_for_an_access_are_the_conflicting_ones_up_to_the_next_writ
     // Nothing depends on what has been looked at before.
     let mut successors = Successors::new(&guard);
     for (op, waiting) in expected.into_iter().chain(expected.into_iter().rev()) {
-        assert_eq!(each(&mut successors, op), waiting);
-        assert_eq!(each(&mut Successors::new(&guard), op), waiting);
+        assert_eq!(waiting_for(op, &mut successors), waiting);
+        assert_eq!(waiting_for(op, &mut Successors::new(&guard)), waiting);
     }
     for op in ops {
         end(op);
@@ -654,11 +656,7 @@ fn an_operation_pushed_between_two_looks_is_seen_by_the_second() {
     let var = Var::new(1);
     let guard = epoch::pin();
     let mut successors = Successors::new(&guard);
-    let mut seen = |op: Known| {
-        let mut seen = Vec::new();
-        successors.each(&op.accesses()[0], |op| seen.push(std::ptr::from_ref(op).cast_mut()));
-        seen
-    };
+    let mut seen = |op| waiting_for(op, &mut successors);
     let [first, second] = [(); 2].map(|()| pushed(&[(&var, Read)]).0);
     assert_eq!([second, first].map(&mut seen), [[]; 2]);
     let third = pushed(&[(&var, Read)]).0;
@@ -677,9 +675,7 @@ fn operations_waiting_for_a_reader_are_limited_and_those_for_a_writer_are_not() 
     let [writer, reader] = [Write, Read].map(|mode| pushed(&[(&var, mode)]).0);
     let waits: Vec<_> = (0..2 * MAX_SUCCESSORS).map(|_| pushed(&[(&var, Await)]).0).collect();
     for (op, expected) in [(writer, 1 + waits.len()), (reader, MAX_SUCCESSORS)] {
-        let mut count = 0;
-        Successors::new(&guard).each(&op.accesses()[0], |_| count += 1);
-        assert_eq!(count, expected);
+        assert_eq!(waiting_for(op, &mut Successors::new(&guard)).len(), expected);
     }
     for op in [writer, reader].into_iter().chain(waits) {
         end(op);
