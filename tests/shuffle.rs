@@ -23,6 +23,9 @@ fn shuffled(kind: EngineKind, workers: usize, seed: u64) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).shuffle(seed).build().expect("an engine")
 }
 
+/// Less than the time without a push after which a program seems to wait for something unknown to the engine.
+const SOON: Duration = Duration::from_millis(40);
+
 /// The names of operations in the order in which they ran.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
@@ -58,10 +61,31 @@ fn every_order_of_independent_operations_occurs() {
     });
 }
 
+/// Measures the longest time between two steps of a program.
+#[derive(Clone)]
+struct Pace(Arc<Mutex<(Instant, Duration)>>);
+
+impl Pace {
+    fn new() -> Self {
+        Self(Arc::new(Mutex::new((Instant::now(), Duration::ZERO))))
+    }
+
+    fn step(&self) {
+        let (last, longest) = &mut *self.0.lock().unwrap();
+        *longest = last.elapsed().max(*longest);
+        *last = Instant::now();
+    }
+
+    fn longest(&self) -> Duration {
+        self.0.lock().unwrap().1
+    }
+}
+
 /// Runs a program on one worker, in several bursts of operations on variables, operations that push others, and
-/// operations with handles. Three kinds of wait separate the bursts. Returns the order in which the operations ran.
-fn bursts(kind: EngineKind, seed: u64) -> Vec<String> {
-    let (engine, log) = (shuffled(kind, 1, seed), Log::default());
+/// operations with handles. Three kinds of wait separate the bursts. Returns the order in which the operations ran, or
+/// `None` if a thread was interrupted for so long that the program seemed to wait.
+fn bursts(kind: EngineKind, seed: u64) -> Option<Vec<String>> {
+    let (engine, log, pace) = (shuffled(kind, 1, seed), Log::default(), Pace::new());
     let vars: Vec<_> = (0..4).map(|_| engine.var(0)).collect();
     let mut random = Random::new(7);
     for burst in 0..6 {
@@ -70,31 +94,53 @@ fn bursts(kind: EngineKind, seed: u64) -> Vec<String> {
             let (log, name) = (log.clone(), format!("{burst}.{number}"));
             let (read, written) = (random.below(4), random.below(4));
             let op = engine.op(name.clone());
+            let of_op = pace.clone();
+            pace.step();
             match random.below(3) {
                 0 => op.push(vars[written].write(), move |value| {
                     *value += 1;
+                    of_op.step();
                     log.add(name);
                 }),
                 1 => op.push((raddle::cx(), vars[read].read()), move |(cx, _)| {
+                    of_op.step();
                     log.add(name.as_str());
                     for inner in 0..3 {
                         let (log, name) = (log.clone(), format!("{name}.{inner}"));
                         cx.engine().op(name.clone()).push((), move |()| log.add(name)).unwrap();
                     }
                 }),
-                _ => op.submit(vars[read].read(), move |_| log.add(name)).map(|handle| handles.push(handle)),
+                _ => {
+                    let pushed = op.submit(vars[read].read(), move |_| {
+                        of_op.step();
+                        log.add(name);
+                    });
+                    pushed.map(|handle| handles.push(handle))
+                }
             }
             .unwrap();
+            pace.step();
         }
         match burst % 3 {
             0 => handles.into_iter().for_each(|handle| handle.wait().unwrap()),
             1 => engine.wait_to_read(&vars[0]).unwrap(),
             _ => engine.wait_for_all().unwrap(),
         }
+        pace.step();
         log.add(format!("burst {burst}"));
     }
     engine.wait_for_all().unwrap();
-    log.take()
+    (pace.longest() < SOON).then(|| log.take())
+}
+
+/// [`bursts`] in which no thread is interrupted for long.
+fn calm_bursts(kind: EngineKind, seed: u64) -> Vec<String> {
+    let mut order = None;
+    eventually("no thread was interrupted for long", || {
+        order = bursts(kind, seed);
+        order.is_some()
+    });
+    order.expect("`eventually` ends when there is an order")
 }
 
 #[test]
@@ -103,9 +149,9 @@ fn on_one_worker_a_seed_always_produces_the_same_order() {
         for kind in THREADED {
             let mut orders = BTreeSet::new();
             for seed in 0..fewer(8) as u64 {
-                let order = bursts(kind, seed);
+                let order = calm_bursts(kind, seed);
                 for _ in 0..3 {
-                    assert_eq!(bursts(kind, seed), order, "{kind}, seed {seed}");
+                    assert_eq!(calm_bursts(kind, seed), order, "{kind}, seed {seed}");
                 }
                 orders.insert(order);
             }
@@ -116,16 +162,14 @@ fn on_one_worker_a_seed_always_produces_the_same_order() {
 
 #[test]
 fn on_one_worker_nothing_starts_soon_after_a_push_unless_the_program_waits() {
-    /// Less than the time after its last push from which a program seems to wait.
-    const SOON_AFTER: Duration = Duration::from_millis(40);
     watched(|| {
         eventually("the thread was not interrupted for long", || {
             let (engine, log) = (shuffled(EngineKind::Pooled, 1, 1), Log::default());
             let start = Instant::now();
             log.push(&engine, "op");
-            thread::sleep(SOON_AFTER / 4);
+            thread::sleep(SOON / 4);
             let started = !log.take().is_empty();
-            let is_soon = start.elapsed() < SOON_AFTER;
+            let is_soon = start.elapsed() < SOON;
             assert!(!(is_soon && started), "the operation has started");
             is_soon
         });

@@ -1,8 +1,8 @@
 //! A guard that keeps the process from starting threads.
 
-use std::thread;
+use std::{fs, thread};
 
-use crate::{Gate, mapped_bytes};
+use crate::{Gate, eventually, mapped_bytes};
 
 /// While this value is alive, no thread with a stack of the default size can start, since no address space is left for
 /// the stack.
@@ -13,7 +13,14 @@ pub struct NoThreads {
 }
 
 impl NoThreads {
+    /// Waits until the other threads sleep. Without this wait, a thread could start just before the limit applies and
+    /// abort the process for lack of a signal stack, or end later and leave its stack to another.
     pub fn new() -> Self {
+        let mut asleep = 0;
+        eventually("the other threads sleep", || {
+            asleep = if others_sleep() { asleep + 1 } else { 0 };
+            asleep == 3
+        });
         let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: `before` is a live `rlimit` that the call may write.
         assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut before) }, 0);
@@ -42,6 +49,17 @@ impl NoThreads {
         // SAFETY: `limit` is a live `rlimit` that the call only reads.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
     }
+}
+
+/// Whether all other threads of this process sleep.
+fn others_sleep() -> bool {
+    let own = fs::read_link("/proc/thread-self").expect("procfs");
+    let others = fs::read_dir("/proc/self/task").expect("procfs").flatten();
+    others.filter(|other| Some(&*other.file_name()) != own.file_name()).all(|other| {
+        // The state follows the name, which is in parentheses.
+        let stat = fs::read_to_string(other.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
+    })
 }
 
 impl Drop for NoThreads {
