@@ -334,6 +334,43 @@ fn a_parent_may_wait_for_a_child_that_another_parent_holds_back() {
     });
 }
 
+/// A parent lets go of all children before the first one runs, whichever was pushed first.
+#[test]
+fn a_child_may_wait_for_another_child_of_its_parent() {
+    on_kinds(&THREADED, 2, |engine| {
+        for waits_for_earlier in [false, true] {
+            let gate = Gate::new();
+            let ((sender, handles), (waits, results)) = (mpsc::channel(), mpsc::channel());
+            let parent = engine.op("parent").with_children().push(cx(), move |cx| {
+                let passes = gate.clone();
+                let push_awaited = || {
+                    let awaited = cx.child("awaited").submit((), move |()| {
+                        passes.pass();
+                        7
+                    });
+                    sender.send(awaited.unwrap()).unwrap();
+                };
+                let push_waiting = || {
+                    let wait = move |()| waits.send(wait_before_and_after(handles.recv().unwrap(), &gate)).unwrap();
+                    cx.child("waits").push((), wait).unwrap();
+                };
+                if waits_for_earlier {
+                    push_awaited();
+                    push_waiting();
+                } else {
+                    push_waiting();
+                    push_awaited();
+                }
+            });
+            parent.unwrap();
+            engine.wait_for_all().unwrap();
+            let (early, late) = results.recv().unwrap();
+            assert!(matches!(early, Err(WaitError::TimedOut)), "earlier: {waits_for_earlier}, {early:?}");
+            assert_eq!(late.unwrap(), 7, "earlier: {waits_for_earlier}");
+        }
+    });
+}
+
 /// The scope is not inside the parent.
 #[test]
 fn an_operation_of_a_scope_may_wait_for_a_child_that_a_parent_holds_back() {

@@ -1381,6 +1381,28 @@ fn a_started_future_that_is_cancelled_stops_and_fails_what_it_mutates() {
     });
 }
 
+/// The variable fails with the cancellation. The panic, which no variable and no handle has, is reported as well.
+#[test]
+fn a_panic_in_the_drop_of_a_cancelled_future_is_reported() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (value, signal) = (engine.var(0), Signal::default());
+        let awaited = signal.clone();
+        let handle = engine.op("endless").submit_future(value.write(), move |_value| async move {
+            let _dropped = PanicsOnDrop("the drop");
+            awaited.await;
+        });
+        let handle = handle.unwrap();
+        eventually("the future waits", || signal.is_awaited());
+        assert!(!handle.cancel(), "the cancellation won although the future had started");
+        assert!(matches!(failure(handle.wait()).cause(), Cause::Cancelled));
+        assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::Cancelled));
+        let panic = failure(engine.wait_for_all());
+        assert_panicked(&panic, "the drop");
+        assert_eq!(panic.name(), "endless");
+        engine.wait_for_all().unwrap();
+    });
+}
+
 #[test]
 fn a_future_that_is_cancelled_during_its_first_poll_stops() {
     on_kinds(&THREADED, 1, |engine| {
