@@ -1057,7 +1057,7 @@ fn deadlock<T: std::fmt::Debug>(result: Result<T, WaitError>) -> (String, String
             let text = deadlock.to_string();
             // A variable was not pushed.
             let pushes = if text.contains("wait for variable") { 1 } else { 2 };
-            assert_eq!(text.matches("pushed at tests/deadlock.rs:").count(), pushes, "{text}");
+            assert_eq!(text.matches(concat!("pushed at ", file!(), ":")).count(), pushes, "{text}");
             (deadlock.waiting().unwrap().to_owned(), deadlock.awaited().unwrap().to_owned())
         }
         other => panic!("{other:?}"),
