@@ -26,12 +26,29 @@ fn shuffled(kind: EngineKind, workers: usize, seed: u64) -> Engine {
 /// Less than the time without a push after which a program seems to wait for something unknown to the engine.
 const SOON: Duration = Duration::from_millis(40);
 
+/// Measures the longest time between two steps of a program.
+#[derive(Clone, Default)]
+struct Pace(Arc<Mutex<(Option<Instant>, Duration)>>);
+
+impl Pace {
+    fn step(&self) {
+        let (last, longest) = &mut *self.0.lock().unwrap();
+        let now = Instant::now();
+        *longest = last.replace(now).map_or(Duration::ZERO, |last| now - last).max(*longest);
+    }
+
+    fn longest(&self) -> Duration {
+        self.0.lock().unwrap().1
+    }
+}
+
 /// The names of operations in the order in which they ran.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<String>>>);
+struct Log(Arc<Mutex<Vec<String>>>, Pace);
 
 impl Log {
     fn add(&self, name: impl Into<String>) {
+        self.1.step();
         self.0.lock().unwrap().push(name.into());
     }
 
@@ -61,31 +78,12 @@ fn every_order_of_independent_operations_occurs() {
     });
 }
 
-/// Measures the longest time between two steps of a program.
-#[derive(Clone)]
-struct Pace(Arc<Mutex<(Instant, Duration)>>);
-
-impl Pace {
-    fn new() -> Self {
-        Self(Arc::new(Mutex::new((Instant::now(), Duration::ZERO))))
-    }
-
-    fn step(&self) {
-        let (last, longest) = &mut *self.0.lock().unwrap();
-        *longest = last.elapsed().max(*longest);
-        *last = Instant::now();
-    }
-
-    fn longest(&self) -> Duration {
-        self.0.lock().unwrap().1
-    }
-}
-
 /// Runs a program on one worker, in several bursts of operations on variables, operations that push others, and
 /// operations with handles. Three kinds of wait separate the bursts. Returns the order in which the operations ran, or
 /// `None` if a thread was interrupted for so long that the program seemed to wait.
 fn bursts(kind: EngineKind, seed: u64) -> Option<Vec<String>> {
-    let (engine, log, pace) = (shuffled(kind, 1, seed), Log::default(), Pace::new());
+    let (engine, log) = (shuffled(kind, 1, seed), Log::default());
+    let pace = log.1.clone();
     let vars: Vec<_> = (0..4).map(|_| engine.var(0)).collect();
     let mut random = Random::new(7);
     for burst in 0..6 {
@@ -94,39 +92,28 @@ fn bursts(kind: EngineKind, seed: u64) -> Option<Vec<String>> {
             let (log, name) = (log.clone(), format!("{burst}.{number}"));
             let (read, written) = (random.below(4), random.below(4));
             let op = engine.op(name.clone());
-            let of_op = pace.clone();
             pace.step();
             match random.below(3) {
                 0 => op.push(vars[written].write(), move |value| {
                     *value += 1;
-                    of_op.step();
                     log.add(name);
                 }),
                 1 => op.push((raddle::cx(), vars[read].read()), move |(cx, _)| {
-                    of_op.step();
                     log.add(name.as_str());
                     for inner in 0..3 {
                         let (log, name) = (log.clone(), format!("{name}.{inner}"));
                         cx.engine().op(name.clone()).push((), move |()| log.add(name)).unwrap();
                     }
                 }),
-                _ => {
-                    let pushed = op.submit(vars[read].read(), move |_| {
-                        of_op.step();
-                        log.add(name);
-                    });
-                    pushed.map(|handle| handles.push(handle))
-                }
+                _ => op.submit(vars[read].read(), move |_| log.add(name)).map(|handle| handles.push(handle)),
             }
             .unwrap();
-            pace.step();
         }
         match burst % 3 {
             0 => handles.into_iter().for_each(|handle| handle.wait().unwrap()),
             1 => engine.wait_to_read(&vars[0]).unwrap(),
             _ => engine.wait_for_all().unwrap(),
         }
-        pace.step();
         log.add(format!("burst {burst}"));
     }
     engine.wait_for_all().unwrap();

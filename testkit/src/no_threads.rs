@@ -16,6 +16,7 @@ impl NoThreads {
     /// Waits until the other threads sleep. Without this wait, a thread could start just before the limit applies and
     /// abort the process for lack of a signal stack, or end later and leave its stack to another.
     pub fn new() -> Self {
+        // Three times in a row, since a thread that sleeps may be woken by one that is looked at later.
         let mut asleep = 0;
         eventually("the other threads sleep", || {
             asleep = if others_sleep() { asleep + 1 } else { 0 };
