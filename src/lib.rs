@@ -232,7 +232,7 @@ pub mod internals {
         scheduler::{
             DEFAULT_BAND, Injector, Lane, LaneOptions, Loans, ParkKind, SearchState, Sleep, Stay, Worker, band_of,
         },
-        testing::weaken::{Step, remove},
+        sync::edge,
         threads::{Aside, Laid, SpareThreads, Stopped},
         tracker::{
             Hold, Mode, Op, OpRef, Pushed, ReadyList, Stalled, Successors, VarQueue, complete, end, followers, push,

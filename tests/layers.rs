@@ -273,6 +273,22 @@ fn cycles_have_at_most_three_files() {
     assert!(!circles.is_empty(), "the search did not find the cycle of the engine, its frames and its tasks");
 }
 
+/// Only `sync::edge` names orderings other than `Relaxed`, so each one belongs to an edge. The models that stand in for
+/// crossbeam's crates have orderings of their own.
+#[test]
+#[cfg_attr(miri, ignore = "reads files")]
+fn each_ordering_is_that_of_an_edge() {
+    let models = ["memory::epoch", "sync", "sync::announced", "sync::deque", "sync::edge"];
+    let words = ["Ordering::Acquire", "Ordering::Release", "AcqRel", "SeqCst", "Ordering::{"];
+    let named: Vec<_> = sources()
+        .iter()
+        .filter(|(module, _)| !models.contains(&module.as_str()))
+        .flat_map(|(module, code)| code.lines().map(move |line| format!("{module}: {}", line.trim())))
+        .filter(|line| words.iter().any(|word| line.contains(word)))
+        .collect();
+    assert!(named.is_empty(), "orderings that no edge of `sync::edge` names:\n{}", named.join("\n"));
+}
+
 /// The check finds paths in `use` lines and code, and ignores those in comments and tests.
 #[test]
 fn paths_are_read_from_use_lines_and_from_code() {

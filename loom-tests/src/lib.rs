@@ -1,15 +1,19 @@
-//! Shared code for the models of `raddle`: functions that run models or check that a twin fails, a world of variables
+//! Shared code for the models of `raddle`: functions that run models and verify what the models need, a world of variables
 //! and operations for the models of the tracker, and pending operations for the models of waits.
 //!
 //! The models themselves are in `tests/models`, one module for each protocol. They run the library's own types under
 //! loom, with `RUSTFLAGS="--cfg raddle_loom --cfg crossbeam_loom"`; without these flags, `tests/models` is empty, and
 //! of `shim_is_live` only one test is left.
 //!
-//! # Twins
+//! # What the models need
 //!
-//! A twin is a model that runs with one [`Step`] of the library removed. It must fail in the way that the step
-//! prevents. Steps without a twin are covered by `.ci/planted.txt`. Each twin is an ignored test, which another test
-//! runs in a separate process, because a failed model often aborts: loom's objects cannot be dropped during unwinding.
+//! Beside its models, each module declares the sides of edges and the steps of protocols without which they fail
+//! ([`kills!`]). One test runs each of these models without that side or step ([`check`]), and requires that every
+//! declaration of the library is needed by a model. To run one of them:
+//!
+//! ```text
+//! RADDLE_WEAKENED=link::LINKED cargo loom --test models -- complete::a_writer_hands_over_to_a_writer
+//! ```
 //!
 //! # Bounds
 //!
@@ -28,6 +32,8 @@ pub mod checker;
 #[cfg(raddle_shuttle)]
 mod exhaustive;
 #[cfg(any(raddle_loom, raddle_shuttle))]
+mod kills;
+#[cfg(any(raddle_loom, raddle_shuttle))]
 mod pending;
 #[cfg(raddle_shuttle)]
 mod schedule;
@@ -39,8 +45,6 @@ mod schedules;
 pub mod shapes;
 #[cfg(raddle_shuttle)]
 mod steps;
-#[cfg(any(raddle_loom, raddle_shuttle))]
-mod twin;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 mod world;
 
@@ -54,6 +58,8 @@ pub fn end_alone<T>(op: raddle::internals::OpRef<T>) {
 
 #[cfg(raddle_shuttle)]
 pub use exhaustive::{COMPLETE, model};
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub use kills::{Kill, check};
 #[cfg(raddle_loom)]
 pub use model::{COMPLETE, model};
 #[cfg(any(raddle_loom, raddle_shuttle))]
@@ -62,8 +68,6 @@ pub use pending::{Count, Place, leave, pending, push_async};
 pub use schedule::schedule;
 #[cfg(raddle_shuttle)]
 pub use schedules::explore;
-#[cfg(any(raddle_loom, raddle_shuttle))]
-pub use twin::{twin_must_fail, without};
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use world::{StalledPush, Task, World};
 

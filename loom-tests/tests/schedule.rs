@@ -4,8 +4,7 @@
 
 use std::{fs, path::Path, time::Instant};
 
-use raddle::internals::Step;
-use raddle_loom_tests::{must_fail, schedule, without};
+use raddle_loom_tests::{check, kills, schedule};
 
 /// Returns the input number `seed`: at most 120 bytes from a generator of pseudo-random numbers (`SplitMix64`).
 fn input(seed: u64) -> Vec<u8> {
@@ -39,27 +38,19 @@ fn random_schedules_find_no_failure() {
     println!("{inputs} inputs, {:.0} per second", inputs as f64 / start.elapsed().as_secs_f64());
 }
 
-macro_rules! twins {
-    ($($twin:ident, $claim:ident: without $step:ident, $needle:literal;)+) => {$(
-        #[test]
-        #[ignore = "fails by design; run by the test below"]
-        fn $twin() {
-            without(Step::$step, || (0..40_000).for_each(|seed| schedule(&input(seed))));
-        }
-
-        #[test]
-        fn $claim() {
-            must_fail!($twin, $needle);
-        }
-    )+};
+#[test]
+fn without_each_of_several_steps_a_random_schedule_fails() {
+    check(&[KILLS], |_| false);
 }
 
-twins! {
-    without_help, without_help_an_input_fails: without HelpBeforeAppend, "never became ready";
-    without_the_second_read, without_the_second_read_an_input_fails: without RereadRegistered, "max_steps";
-    with_the_tail_left_behind, with_the_tail_left_behind_an_input_fails: without TailPastRetired, "use after reclamation";
-    without_the_epoch, without_the_epoch_an_input_fails: without ReclaimAfterEpoch, "use after reclamation";
-    without_the_notification, without_the_notification_an_input_fails: without LeaveNotifies, "deadlock";
-    without_the_second_search, without_the_second_search_an_input_fails: without SearchAgainBeforePark, "deadlock";
-    joining_any_wait, joining_any_wait_an_input_fails: without JoinOnlyTheLast, "a wait has ended before";
+kills! {
+    random_schedules_find_no_failure {
+        "step::HELP_BEFORE_APPEND": "never became ready",
+        "step::REREAD_REGISTERED": "max_steps",
+        "step::TAIL_PAST_RETIRED": "use after reclamation",
+        "step::RETIRE": "use after reclamation",
+        "step::LEAVE_NOTIFIES": "deadlock",
+        "step::SEARCH_AGAIN_BEFORE_PARK": "deadlock",
+        "step::JOIN_ONLY_THE_LAST": "a wait has ended before",
+    }
 }

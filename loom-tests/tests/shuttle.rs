@@ -20,13 +20,12 @@ use raddle::{
     BoxError, Cause, Completion, Device, DeviceVec, Engine, EngineKind, FutureContext, GpuStream, IdlePolicy,
     OpContext, OpHandle, Property, PushError, Shutdown, ShutdownError, SimulatedGpu, WaitError, WriteGuard,
     internals::{
-        DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, PendingOps, ReadyList, Step, VarQueue, Waited, Worker, complete,
-        push,
+        DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, PendingOps, ReadyList, VarQueue, Waited, Worker, complete, push,
     },
     simulated::Clock,
 };
 use raddle_loom_tests::shapes::*;
-use raddle_loom_tests::{end_alone, explore, must_fail, without};
+use raddle_loom_tests::{check, end_alone, explore, kills};
 use shuttle::{
     rand::{Rng, thread_rng},
     sync::mpsc,
@@ -722,17 +721,6 @@ fn parents_of_every_kind_end_after_their_children() {
     explore(800, families);
 }
 
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn families_that_do_not_count_parts() {
-    without(Step::EveryPartCounts, || explore(800, families));
-}
-
-#[test]
-fn families_that_do_not_count_parts_start_children_twice() {
-    must_fail!(families_that_do_not_count_parts, "panicked");
-}
-
 /// A waker that waits for an operation when called.
 struct WaitsFor {
     next: Mutex<Option<OpHandle<()>>>,
@@ -790,12 +778,21 @@ fn a_waker_that_waits_for_a_successor(workers: usize, notifies: Notifies) {
 }
 
 #[test]
-fn ready_operations_are_scheduled_before_the_program_is_notified() {
-    for notifies in [Notifies::Handle, Notifies::All, Notifies::AllByCompletion] {
-        for workers in [1, 2] {
-            explore(400, move || a_waker_that_waits_for_a_successor(workers, notifies));
-        }
-    }
+fn ready_operations_are_scheduled_before_the_future_of_a_handle_is_woken() {
+    explore(400, || a_waker_that_waits_for_a_successor(1, Notifies::Handle));
+    explore(400, || a_waker_that_waits_for_a_successor(2, Notifies::Handle));
+}
+
+#[test]
+fn ready_operations_are_scheduled_before_a_wait_for_all_is_woken_by_a_worker() {
+    explore(400, || a_waker_that_waits_for_a_successor(2, Notifies::All));
+    explore(400, || a_waker_that_waits_for_a_successor(1, Notifies::All));
+}
+
+#[test]
+fn ready_operations_are_scheduled_before_a_wait_for_all_is_woken_by_a_completion() {
+    explore(400, || a_waker_that_waits_for_a_successor(2, Notifies::AllByCompletion));
+    explore(400, || a_waker_that_waits_for_a_successor(1, Notifies::AllByCompletion));
 }
 
 /// A deletion, which the engine always accepts, pushes an operation while another thread shuts the engine down. If the
@@ -1027,9 +1024,13 @@ fn a_deleted_operator(workers: usize, first: bool) {
 
 #[test]
 fn a_deleted_operator_over_a_variable_that_a_device_reads_enters_its_lane_once() {
-    for (workers, first) in [(1, true), (2, true), (2, false)] {
-        explore(600, move || a_deleted_operator(workers, first));
-    }
+    explore(600, || a_deleted_operator(2, false));
+}
+
+#[test]
+fn a_deleted_operator_does_not_wait_for_a_later_reader_on_a_device() {
+    explore(600, || a_deleted_operator(1, true));
+    explore(600, || a_deleted_operator(2, true));
 }
 
 /// An operation shuts its engine down. The engine may then have to wait only for a device's last operation. The
@@ -1074,53 +1075,62 @@ fn an_engine_whose_gpu_is_lost_ends_every_wait_and_then_ends() {
     explore(800, || an_engine_with_a_gpu(EngineKind::PerDevice, true));
 }
 
-// -------------------------------------------------------------------------------------------------------- twins ----
+// ---------------------------------------------------------------------------------------------- what they need ----
 
-macro_rules! twins {
-    ($($twin:ident, $claim:ident: $model:expr, without $step:ident, $needle:literal;)+) => {$(
-        #[test]
-        #[ignore = "fails by design; run by the test below"]
-        fn $twin() {
-            // Stops at the first failing schedule; for some models, such schedules are rare.
-            without(Step::$step, || explore(200_000, $model));
-        }
-
-        #[test]
-        fn $claim() {
-            must_fail!($twin, $needle);
-        }
-    )+};
+#[test]
+fn each_step_of_whole_engines_is_needed() {
+    check(&[KILLS], |declared| declared.name.starts_with("engine_step::"));
 }
 
-twins! {
-    without_help, without_help_operations_overtake_each_other:
-        pushes_over_several_variables, without HelpBeforeAppend, "overtook operation";
-    without_the_second_read, without_the_second_read_a_push_never_ends:
-        pushes_over_several_variables, without RereadRegistered, "max_steps";
-    without_the_epoch, without_the_epoch_a_record_is_used_after_its_end:
-        pushes_over_several_variables, without ReclaimAfterEpoch, "use after reclamation";
-    without_the_second_search, without_the_second_search_a_wake_up_is_lost:
-        a_lane_with_three_workers, without SearchAgainBeforePark, "deadlock";
-    without_notes_of_work, without_notes_of_work_a_lane_seems_idle:
-        two_looks_at_an_idle_lane, without NoteBusy, "runs in an idle lane";
-    without_the_notification, without_the_notification_a_wait_never_ends:
-        waits_for_all, without LeaveNotifies, "deadlock";
-    without_completion_by_drop, without_completion_by_drop_an_engine_never_ends:
-        || an_engine(EngineKind::Pooled), without DropCompletes, "deadlock";
-    without_the_second_search_in_an_engine, without_the_second_search_a_cancelled_engine_hangs:
-        || a_cancelled_engine(1), without SearchAgainBeforePark, "deadlock";
-    when_a_handle_is_notified_first, when_a_handle_is_notified_first_its_waker_waits_for_ever:
-        || a_waker_that_waits_for_a_successor(1, Notifies::Handle), without ScheduleThenNotify, "deadlock";
-    when_a_wait_for_all_is_notified_first, when_a_wait_for_all_is_notified_first_its_waker_waits_for_ever:
-        || a_waker_that_waits_for_a_successor(2, Notifies::All), without ScheduleThenNotify, "deadlock";
-    when_a_completion_notifies_first, when_a_completion_notifies_first_a_waker_waits_for_ever:
-        || a_waker_that_waits_for_a_successor(2, Notifies::AllByCompletion), without ScheduleThenNotify, "deadlock";
-    when_a_closed_lane_wakes_futures_by_operations, when_a_closed_lane_wakes_futures_by_operations_an_engine_never_ends:
-        an_engine_that_ends_while_a_device_works, without WakeHereOnceClosed, "max_steps";
-    when_an_engine_ends_before_it_is_closed, when_an_engine_ends_before_it_is_closed_an_accepted_operation_is_lost:
-        a_deletion_that_pushes_while_the_engine_ends, without CloseAndWaitAgain, "operations that ran";
-    when_a_lane_asks_for_devices_again, when_a_lane_asks_for_devices_again_an_operation_comes_back:
-        || a_deleted_operator(2, false), without EndWaitingForDevices, "an operation enters a lane of several workers a second time";
-    when_a_worker_asks_for_devices_again, when_a_worker_asks_for_devices_again_an_operation_waits_for_what_comes_later:
-        || a_deleted_operator(1, true), without EndWaitingForDevices, "max_steps";
+kills! {
+    thirty_operations_pushed_by_five_threads_run_once_each_in_an_order_that_the_pushes_allow {
+        "step::HELP_BEFORE_APPEND": "overtook operation",
+        "step::REREAD_REGISTERED": "max_steps",
+        "step::RETIRE": "use after reclamation",
+    }
+    three_workers_take_each_operation_once_and_all_end {
+        "step::SEARCH_AGAIN_BEFORE_PARK": "deadlock",
+    }
+    four_pushes_reach_four_workers_that_take_one_operation_each {
+        "engine_step::BATCH_NOTIFIES": "deadlock",
+    }
+    a_lane_is_idle_if_two_checks_agree {
+        "engine_step::NOTE_BUSY": "runs in an idle lane",
+    }
+    waits_for_all_end_while_others_enter_and_leave {
+        "step::LEAVE_NOTIFIES": "deadlock",
+    }
+    a_pooled_engine_runs_the_operations_of_three_threads_and_ends {
+        "step::DROP_COMPLETES": "deadlock",
+    }
+    a_cancelled_engine_lets_every_wait_end_and_runs_nothing_more {
+        "step::SEARCH_AGAIN_BEFORE_PARK": "deadlock",
+    }
+    a_push_to_a_pool_that_shuts_down_is_refused_or_its_operation_runs {
+        "step::PHASE_REFUSES": "accepted operations with",
+    }
+    parents_of_every_kind_end_after_their_children {
+        "step::EVERY_PART_COUNTS": "panicked",
+    }
+    ready_operations_are_scheduled_before_the_future_of_a_handle_is_woken {
+        "engine_step::SCHEDULE_THEN_NOTIFY": "deadlock",
+    }
+    ready_operations_are_scheduled_before_a_wait_for_all_is_woken_by_a_worker {
+        "engine_step::SCHEDULE_THEN_NOTIFY": "deadlock",
+    }
+    ready_operations_are_scheduled_before_a_wait_for_all_is_woken_by_a_completion {
+        "engine_step::SCHEDULE_THEN_NOTIFY": "deadlock",
+    }
+    a_push_by_a_deletion_while_the_engine_ends_runs_or_is_refused {
+        "engine_step::CLOSE_AND_WAIT_AGAIN": "operations that ran",
+    }
+    a_deleted_operator_over_a_variable_that_a_device_reads_enters_its_lane_once {
+        "engine_step::END_WAITING_FOR_DEVICES": "an operation enters a lane of several workers a second time",
+    }
+    a_deleted_operator_does_not_wait_for_a_later_reader_on_a_device {
+        "engine_step::END_WAITING_FOR_DEVICES": "max_steps",
+    }
+    an_engine_ended_by_its_operation_ends_with_the_last_device_operation {
+        "engine_step::WAKE_HERE_ONCE_CLOSED": "max_steps",
+    }
 }

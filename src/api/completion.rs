@@ -14,9 +14,12 @@ use crate::{
         task::{FnJob, Job, Task},
     },
     error::{BoxError, deadlock::Pushed, op::Cause},
-    sync::{Mutex, lock},
+    sync::{
+        Mutex,
+        edge::{removed, step},
+        lock,
+    },
     system::panics,
-    testing::weaken::{Step, removed},
     tracker::VarQueue,
 };
 
@@ -119,7 +122,7 @@ impl Completion {
 impl Drop for Completion {
     fn drop(&mut self) {
         let Some((right, core)) = self.of.take() else { return };
-        if removed(Step::DropCompletes) {
+        if removed(step::DROP_COMPLETES) {
             return;
         }
         if let Some(gate) = self.gate.take() {

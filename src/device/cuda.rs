@@ -23,9 +23,7 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `mark` | the device's fence before its write, or the driver behind an event | the load in [`Stream::passed`], or `cuEventQuery` | what the commands before the mark have written |
+//! [`mark`](crate::sync::edge::mark).
 //!
 //! # Progress
 //!
@@ -65,7 +63,7 @@ use std::{
     fmt, ptr,
     sync::{
         Arc, OnceLock, Weak,
-        atomic::{AtomicU64, Ordering::Acquire},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -82,7 +80,12 @@ use super::{
 };
 use crate::{
     error::device::{CAPTURING, DeviceError},
-    sync::{Mutex, fork::ProcessMark, lock},
+    sync::{
+        Mutex,
+        edge::{self, acquire, release},
+        fork::ProcessMark,
+        lock,
+    },
     system::{panics, topology},
 };
 
@@ -929,9 +932,9 @@ impl Drop for LaneStream {
     fn drop(&mut self) {
         match &mut self.marks {
             Marks::Counter(counter) => {
-                // Acquire (edge `mark`): after the stream's last mark, the device does not write the word again. If the
-                // last mark has not passed, the word is not reused.
-                if counter.word().load(Acquire) == counter.made {
+                // After the stream's last mark, the device does not write the word again. If the last mark has not
+                // passed, the word is not reused.
+                if counter.word().load(acquire(edge::mark::LAST)) == counter.made {
                     lock(&self.gpu.0.words).free.push(counter.word);
                 }
             }
@@ -993,8 +996,7 @@ impl Stream for LaneStream {
         let gpu = &*self.gpu.0;
         gpu.sound()?;
         match &mut self.marks {
-            // Acquire (edge `mark`): the device made the writes before the mark visible before it wrote the mark.
-            Marks::Counter(counter) => Ok(counter.word().load(Acquire)),
+            Marks::Counter(counter) => Ok(counter.word().load(acquire(edge::mark::PASSED))),
             Marks::Events { pending, passed } => {
                 if pending.is_empty() {
                     return Ok(*passed);

@@ -20,10 +20,7 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `mark` | the device, when it reaches a mark | [`Stream::passed`](driver::Stream::passed) | what the commands before the mark have written |
-//! | `event` | the device, when it reaches a recorded event | the device of a stream that waits for the event | what the commands before the event have written, to commands behind the wait |
+//! [`mark`](crate::sync::edge::mark), [`event`](crate::sync::edge::event).
 //!
 //! # After a loss
 //!

@@ -24,8 +24,8 @@ use crate::{
         simulated::{SimulatedGpu, SimulatedStream},
     },
     error::device::{CAPTURING, DeviceError},
+    sync::edge::{removed, step},
     system::panics,
-    testing::weaken::{Step, removed},
     values::device::Device,
 };
 
@@ -190,7 +190,7 @@ impl GpuStream {
                            device, through the handle that the engine was given or a clone of it";
             return Err(DeviceError::refused(-1, message));
         }
-        if !removed(Step::IncludedComesAfter) {
+        if !removed(step::INCLUDED_COMES_AFTER) {
             other.stream.wait(&before)?;
         }
         other.device = self.device;
@@ -204,7 +204,7 @@ impl GpuStream {
             _ => left,
         };
         let joined = persist(|| other.stream.record()).and_then(|after| {
-            if removed(Step::IncludedComesBefore) {
+            if removed(step::INCLUDED_COMES_BEFORE) {
                 return Ok(());
             }
             persist(|| self.stream.wait(&after))

@@ -17,9 +17,7 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `passed` | store in [`Timeline::complete`] | load in [`Timeline::is_complete`] | what the device wrote, and what the lane recorded about the operations: versions and failures |
+//! [`passed`](crate::sync::edge::passed).
 //!
 //! `DeviceUses` need no edge of their own. The lane writes them before the operation releases the variable, and the
 //! variable's queue hands them over.
@@ -32,11 +30,11 @@ use crate::{
     device::driver::Event,
     sync::{
         Mutex,
-        Ordering::{Acquire, Relaxed, Release},
+        Ordering::Relaxed,
         atomic::{AtomicBool, AtomicU64},
+        edge::{self, acquire, release},
         lock,
     },
-    testing::weaken::{Step, removed},
     tracker::Mode,
 };
 
@@ -113,8 +111,7 @@ pub struct Timeline {
 impl Timeline {
     /// Returns whether all operations up to `seq` are complete. If so, their effects are visible to the caller.
     pub fn is_complete(&self, seq: u64) -> bool {
-        // Acquire (edge `passed`).
-        self.completed.load(Acquire) >= seq
+        self.completed.load(acquire(edge::passed::SEEN)) >= seq
     }
 
     /// Returns the number of the last complete operation. Only the lane calls this.
@@ -125,9 +122,7 @@ impl Timeline {
 
     /// Publishes that all operations up to `seq` are complete, and removes the points that are no longer needed.
     pub fn complete(&self, seq: u64) {
-        let order = if removed(Step::CompletionOfMarks) { Relaxed } else { Release };
-        // Release (edge `passed`).
-        self.completed.store(seq, order);
+        self.completed.store(seq, release(edge::passed::COMPLETE));
         let mut recorded = lock(&self.recorded);
         while recorded.front().is_some_and(|recorded| recorded.seq <= seq) {
             recorded.pop_front();

@@ -18,10 +18,7 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `publish` | store in [`Place::publish`] | load in [`Cancellable::claim_ready`] | the lane and the record |
-//! | `cleared` | store in [`Cancellable::clear`] | load in [`Cancellable::abandon`] | the drop of the function |
+//! [`publish`](crate::sync::edge::publish), [`cleared`](crate::sync::edge::cleared).
 
 use std::{panic::Location, ptr::NonNull, sync::Arc};
 
@@ -37,12 +34,12 @@ use crate::{
     },
     sync::{
         Mutex,
-        Ordering::{Acquire, Relaxed, Release},
+        Ordering::Relaxed,
         atomic::{AtomicBool, AtomicPtr, AtomicU8},
         cell::UnsafeCell,
+        edge::{self, acquire, release, removed, step},
         lock,
     },
-    testing::weaken::{Step, removed},
     values::name::Name,
 };
 
@@ -88,9 +85,7 @@ impl Place {
     pub fn publish(&self, op: NonNull<()>, lane: u8) {
         // Relaxed: published with the pointer.
         self.lane.store(lane, Relaxed);
-        // Release (edge `publish`).
-        let order = if removed(Step::PublishReleases) { Relaxed } else { Release };
-        self.op.store(op.as_ptr(), order);
+        self.op.store(op.as_ptr(), release(edge::publish::PUBLISHED));
     }
 
     /// Records the operation's task.
@@ -214,11 +209,10 @@ impl<F: ?Sized> Cancellable<F> {
     /// Claims the operation, if it is in a queue of `lane`, or about to enter one, and has neither started nor been
     /// cancelled. Returns the operation's record, which only a caller that was pinned before the call may use.
     pub fn claim_ready(&self, lane: u8) -> Option<NonNull<()>> {
-        // Acquire (edge `publish`).
-        let op = NonNull::new(self.place.op.load(Acquire))?;
+        let op = NonNull::new(self.place.op.load(acquire(edge::publish::CLAIMED)))?;
         // Relaxed: published with the pointer.
         let serves_it = self.place.lane.load(Relaxed) == lane;
-        (serves_it && self.claim.start_first()).then_some(op)
+        (serves_it && (removed(step::TAKE_CLAIMS) || self.claim.start_first())).then_some(op)
     }
 }
 
@@ -254,8 +248,7 @@ impl Cancellable<dyn Function> {
     unsafe fn clear(&self) {
         // SAFETY: (1).
         self.f.with_mut(|f| unsafe { &mut *f }.clear());
-        // Release (edge `cleared`): the drop of the function.
-        self.is_cleared.store(true, Release);
+        self.is_cleared.store(true, release(edge::cleared::CLEARED));
     }
 
     /// Cancels the operation loudly if it has neither started nor been cancelled: calls `tell` with the failure and
@@ -263,8 +256,7 @@ impl Cancellable<dyn Function> {
     /// cancelled the operation, or its turn has not come and an earlier call has cancelled it and dropped the function.
     pub fn abandon(&self, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
-        // Acquire (edge `cleared`): the drop of the function, which precedes the end of the scope.
-        let is_cleared = self.is_cleared.load(Acquire) || removed(Step::DropBeforeEnd);
+        let is_cleared = self.is_cleared.load(acquire(edge::cleared::ABANDONED)) || removed(step::DROP_BEFORE_END);
         match self.claim.abandon(is_cleared) {
             None => false,
             Some(false) => true,

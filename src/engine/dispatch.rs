@@ -34,8 +34,8 @@ use crate::{
         worker_thread,
     },
     notify::pending::Ticket,
+    sync::edge::{engine_step, removed},
     system::panics,
-    testing::weaken::{Step, removed},
     tracker::{OpRef, ReadyList},
     values::{device::Device, kind::EngineKind},
 };
@@ -108,7 +108,7 @@ impl Core {
         } else if let Some(lane) = self.pending_on_device(&op, Device::Cpu) {
             self.send(lane, op);
         } else {
-            if !removed(Step::EndWaitingForDevices) {
+            if !removed(engine_step::END_WAITING_FOR_DEVICES) {
                 op.task().end_waiting_for_devices();
             }
             Self::publish(&op);

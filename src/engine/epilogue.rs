@@ -16,8 +16,8 @@ use crate::{
     },
     error::op::OpError,
     notify::{pending::Ticket, wakers::Wakers},
+    sync::edge::{engine_step, removed},
     system::panics,
-    testing::weaken::{Step, removed},
     tracker::{Hold, Op},
 };
 
@@ -25,7 +25,7 @@ impl Core {
     /// Returns the epilogue, which must run after the operations that became ready have been dispatched. In a model of
     /// the wrong order, runs it immediately.
     pub(super) fn defer_epilogue(self: &Arc<Self>, epilogue: Epilogue) -> Epilogue {
-        if !removed(Step::ScheduleThenNotify) {
+        if !removed(engine_step::SCHEDULE_THEN_NOTIFY) {
             return epilogue;
         }
         self.finish(epilogue);
@@ -123,7 +123,7 @@ impl Core {
         // operation pushed for the wakers would run here. The waker that ends the engine would find that operation
         // pending and register again. Counting the operation out would then wake that waker in another such operation,
         // and so on, endlessly.
-        if self.leaves_to_workers() || removed(Step::WakeHereOnceClosed) && worker_thread::serves_device() {
+        if self.leaves_to_workers() || removed(engine_step::WAKE_HERE_ONCE_CLOSED) && worker_thread::serves_device() {
             return self.hand_over(|_| wakers.wake());
         }
         // This thread may have given up its worker, either to a function that had waited or to a stop.

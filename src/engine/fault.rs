@@ -19,8 +19,14 @@
 
 use crate::{
     device::timeline::DeviceUses,
-    sync::{Mutex, OnceLock, Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell, lock},
-    testing::weaken::{Step, removed},
+    sync::{
+        Mutex, OnceLock,
+        Ordering::Relaxed,
+        atomic::AtomicU8,
+        cell::UnsafeCell,
+        edge::{removed, step},
+        lock,
+    },
     tracker::Mode,
 };
 
@@ -148,7 +154,7 @@ pub struct FaultLock(Mutex<()>);
 impl FaultLock {
     /// Calls `f` under the lock.
     pub fn with<R>(&self, f: impl FnOnce() -> R) -> R {
-        let _guard = (!removed(Step::LanesTakeTurns)).then(|| lock(&self.0));
+        let _guard = (!removed(step::LANES_TAKE_TURNS)).then(|| lock(&self.0));
         f()
     }
 }

@@ -20,9 +20,7 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `slot` | CAS of `object`, or of `head` for a new slot, in `Slots::add` | loads in `Slots::each` | the object |
+//! [`slot`](crate::sync::edge::slot), [`handler`](crate::sync::edge::handler).
 //!
 //! A fork hands over to the child everything that was visible to the thread that forked.
 
@@ -31,8 +29,9 @@ use std::ptr::{NonNull, null_mut};
 use crate::{
     engine::core::Core,
     sync::{
-        Ordering::{Acquire, Relaxed, Release},
+        Ordering::Relaxed,
         atomic::AtomicPtr,
+        edge::{self, acquire, release},
     },
 };
 
@@ -58,8 +57,7 @@ impl<T> Default for Slots<T> {
 
 impl<T> Slots<T> {
     fn slots(&self) -> impl Iterator<Item = &Slot<T>> {
-        // Acquire (edge `slot`): the slots in the list.
-        let mut at = self.head.load(Acquire);
+        let mut at = self.head.load(acquire(edge::slot::LIST));
         std::iter::from_fn(move || {
             // SAFETY: the pointer is null or points to a slot of the list, and slots are never freed.
             let slot = unsafe { at.as_ref() }?;
@@ -71,17 +69,19 @@ impl<T> Slots<T> {
     /// Adds `object`. The caller must [remove](Self::remove) the object before freeing it.
     pub fn add(&self, object: NonNull<T>) {
         let object = object.as_ptr();
-        // Release (edge `slot`): the object. Relaxed on failure: the slot is taken.
-        let claim = |slot: &Slot<T>| slot.object.compare_exchange(null_mut(), object, Release, Relaxed).is_ok();
+        // Relaxed on failure: the slot is taken.
+        let order = release(edge::slot::REUSED);
+        let claim = |slot: &Slot<T>| slot.object.compare_exchange(null_mut(), object, order, Relaxed).is_ok();
         if self.slots().any(claim) {
             return;
         }
         // Relaxed: the CAS checks the value.
         let mut next = self.head.load(Relaxed);
         let slot = Box::into_raw(Box::new(Slot { object: AtomicPtr::new(object), next }));
-        // Release (edge `slot`): the slot and its object. Relaxed on failure: the next CAS checks the value. The slots
-        // behind the new one are handed over as well, since every change to `head` is a read-modify-write.
-        while let Err(now) = self.head.compare_exchange_weak(next, slot, Release, Relaxed) {
+        // Relaxed on failure: the next CAS checks the value. The slots behind the new one are handed over as well, since
+        // every change to `head` is a read-modify-write.
+        let order = release(edge::slot::NEW);
+        while let Err(now) = self.head.compare_exchange_weak(next, slot, order, Relaxed) {
             next = now;
             // SAFETY: the slot is from a box, and no other thread knows it before it is in the list.
             unsafe { (*slot).next = next };
@@ -101,8 +101,7 @@ impl<T> Slots<T> {
     /// Calls `f` with every object in the list.
     pub fn each(&self, mut f: impl FnMut(NonNull<T>)) {
         for slot in self.slots() {
-            // Acquire (edge `slot`): the object.
-            if let Some(object) = NonNull::new(slot.object.load(Acquire)) {
+            if let Some(object) = NonNull::new(slot.object.load(acquire(edge::slot::EACH))) {
                 f(object);
             }
         }
@@ -132,10 +131,7 @@ mod imp {
         ptr::{NonNull, null_mut},
         sync::{
             Arc,
-            atomic::{
-                AtomicBool, AtomicPtr,
-                Ordering::{Acquire, Release},
-            },
+            atomic::{AtomicBool, AtomicPtr},
         },
     };
 
@@ -144,7 +140,10 @@ mod imp {
         device::callback,
         engine::{core::Core, frame, ready_loop, worker_thread},
         memory::{epoch, records},
-        sync::fork,
+        sync::{
+            edge::{self, acquire, release},
+            fork,
+        },
         system::panics,
     };
 
@@ -165,16 +164,14 @@ mod imp {
     /// harmless.
     fn register() {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
-        // Acquire: pairs with the store below. A thread that reads `true` may rely on the handler.
-        if REGISTERED.load(Acquire) {
+        if REGISTERED.load(acquire(edge::handler::FOUND)) {
             return;
         }
         epoch::make_default();
         // SAFETY: the handler is a function that exists as long as the process does, and it takes no lock.
         let result = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if result == 0 {
-            // Release: pairs with the load above.
-            REGISTERED.store(true, Release);
+            REGISTERED.store(true, release(edge::handler::REGISTERED));
         } else {
             let error = std::io::Error::from_raw_os_error(result);
             panics::log!(Warn, "raddle: pthread_atfork failed, so engines must not be used in a forked child: {error}");

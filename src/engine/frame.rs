@@ -53,8 +53,10 @@ use crate::{
         claim::Claim,
         waiters::{Inside, Nested, Ops},
     },
-    sync::thread_static,
-    testing::weaken::{Step, removed},
+    sync::{
+        edge::{removed, step},
+        thread_static,
+    },
     tracker::{Op, VarQueue},
     values::name::Name,
 };
@@ -566,7 +568,7 @@ pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
     match frame {
         Some(frame)
             if frame.op.is_some_and(|own| own.as_ptr() == right.op().as_ptr())
-                && (std::thread::panicking() || removed(Step::DropEndsAtOnce)) =>
+                && (std::thread::panicking() || removed(step::DROP_ENDS_AT_ONCE)) =>
         {
             frame.put_right(right);
             None

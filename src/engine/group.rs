@@ -42,9 +42,9 @@ use crate::{
         Mutex,
         Ordering::Relaxed,
         atomic::{AtomicPtr, AtomicU8, AtomicU64},
+        edge::{removed, step},
         lock,
     },
-    testing::weaken::{Step, removed},
 };
 
 const OPEN: u8 = 0;
@@ -126,7 +126,7 @@ impl Group {
 
     /// Counts a member that is about to be pushed.
     pub(crate) fn enter(self: &Arc<Self>) -> Membership {
-        let is_counted = |group: &&Arc<Self>| Arc::ptr_eq(group, self) || !removed(Step::CountInEveryGroup);
+        let is_counted = |group: &&Arc<Self>| Arc::ptr_eq(group, self) || !removed(step::COUNT_IN_EVERY_GROUP);
         let tickets = self.path().filter(is_counted).map(|group| group.pending.enter()).collect();
         let root = self.path().last().unwrap_or(self);
         // Relaxed: each push by a thread has a higher number than that thread's previous push.

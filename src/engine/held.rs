@@ -23,9 +23,7 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `share` | `fetch_sub` in the drop of a [`Share`] | [`acquire`] of the thread that drops the last share | the uses of the variables through all guards |
+//! [`guards`](crate::sync::edge::guards).
 
 use std::{fmt, mem::ManuallyDrop, sync::Arc, thread};
 
@@ -41,13 +39,12 @@ use crate::{
     error::op::{Cause, OpError},
     sync::{
         Mutex,
-        Ordering::{Relaxed, Release},
-        acquire,
+        Ordering::Relaxed,
         atomic::{AtomicBool, AtomicU64},
         cell::UnsafeCell,
+        edge::{self, acquire_all, release},
         lock,
     },
-    testing::weaken::{Step, removed},
     tracker::Op,
 };
 
@@ -193,15 +190,11 @@ impl Drop for Share {
             return;
         }
         if !self.panicking && thread::panicking() {
-            // Relaxed: the decrement of `shares` below publishes this store (edge `share`).
+            // Relaxed: the decrement of `shares` below publishes this store.
             self.held.panicked.store(true, Relaxed);
         }
-        // Release (edge `share`): the uses of the variables through this guard.
-        if self.held.shares.fetch_sub(1, Release) == 1 {
-            // Acquire (edge `share`): the uses of the variables through the other guards.
-            if !removed(Step::LastShareAcquires) {
-                acquire(&self.held.shares);
-            }
+        if self.held.shares.fetch_sub(1, release(edge::guards::DROPPED)) == 1 {
+            acquire_all(edge::guards::LAST, &self.held.shares);
             // SAFETY: (1): this was the last share.
             unsafe { self.held.end() };
         }

@@ -18,7 +18,10 @@ use std::{mem::ManuallyDrop, ptr, sync::Arc};
 
 use crate::{
     engine::core::Core,
-    sync::Ordering::{AcqRel, Relaxed},
+    sync::{
+        Ordering::Relaxed,
+        edge::{self, acquire_release},
+    },
 };
 
 /// Keeps an engine open. If nothing else does, dropping this value ends the engine. The drop waits for the end if
@@ -63,9 +66,8 @@ impl<const WAITS: bool> Drop for KeepsOpen<WAITS> {
         if self.0.is_forked() {
             return;
         }
-        // AcqRel: every use of the engine through another value happens before the shutdown that begins here, so no
-        // such use sees the shutdown's phase.
-        if self.0.open_handles.fetch_sub(1, AcqRel) == 1 {
+        let order = acquire_release(edge::open_handles::LAST, edge::open_handles::DROPPED);
+        if self.0.open_handles.fetch_sub(1, order) == 1 {
             // SAFETY: no other value shares the reference, and this one is not used again.
             let core = unsafe { ManuallyDrop::take(&mut self.0) };
             core.begin_shutdown(false);

@@ -32,7 +32,10 @@ use crate::{
     error::push::PushError,
     notify::pending::Ticket,
     scheduler::{DEFAULT_BAND, band_of},
-    sync::Ordering::Relaxed,
+    sync::{
+        Ordering::Relaxed,
+        edge::{removed, step},
+    },
     tracker::{self, INLINE_ACCESSES, Mode, OpRef},
     values::{kind::EngineKind, name::Name},
 };
@@ -273,7 +276,7 @@ impl Core {
         let ticket = self.pending.enter();
         // Relaxed: as in `begin_inline`.
         let phase = self.phase.load(Relaxed);
-        if phase != phase::OPEN {
+        if phase != phase::OPEN && !removed(step::PHASE_REFUSES) {
             if phase != phase::FORKED {
                 // Not done in a forked child, since nothing there waits for the parent's count.
                 self.count_out(ticket);
@@ -430,7 +433,7 @@ impl Core {
         // that was opened after the phase was set; entering has acquired what preceded the opening (edge `open`), so
         // the phase is visible here.
         let phase = self.phase.load(Relaxed);
-        if phase != phase::OPEN {
+        if phase != phase::OPEN && !removed(step::PHASE_REFUSES) {
             ticket = self.check_phase(phase, spec, ticket)?;
         }
         if self.kind == EngineKind::Naive && !self.naive_engine_accepts(spec) {

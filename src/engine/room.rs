@@ -69,7 +69,11 @@ use crate::{
         sleepers::{Awaits, Sleeps},
         wakers::{self, WakerKey},
     },
-    sync::{Ordering::Relaxed, lock, thread_static},
+    sync::{
+        Ordering::Relaxed,
+        edge::{removed, step},
+        lock, thread_static,
+    },
     threads::pool::is_engine_thread,
 };
 
@@ -470,7 +474,11 @@ impl WhenRoom {
             let _: Poll<()> = wakers::poll(&self.core.bounds.held, &mut self.held, waker, |held| Err(held));
             // A shutdown that began before this future was registered may not have woken it. If so, the lock, which
             // that shutdown took before the registration, hands over the phase.
-            return if self.core.is_open() { Poll::Pending } else { Poll::Ready(Err(PushError::ShutDown)) };
+            return if self.core.is_open() || removed(step::ROOM_LOOKS_FOR_SHUTDOWN) {
+                Poll::Pending
+            } else {
+                Poll::Ready(Err(PushError::ShutDown))
+            };
         }
     }
 

@@ -23,8 +23,8 @@ use crate::{
     },
     error::op::{Cause, OpError},
     notify::{async_state::AsyncState, pending::Ticket},
+    sync::edge::{engine_step, removed},
     system::panics,
-    testing::weaken::{Step, removed},
     trace::event::Outcome,
     tracker::{self, Hold, Op, OpRef, ReadyList},
     values::device::Device,
@@ -65,7 +65,7 @@ impl Core {
         otherwise: impl Fn(Unfinished, &mut ReadyList<Task>) -> R,
     ) -> Result<Ticket, R> {
         if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::CLAIMS | recording.unrecorded())
-            || removed(Step::ScheduleThenNotify)
+            || removed(engine_step::SCHEDULE_THEN_NOTIFY)
             || !self.is_sound(&op)
         {
             return Err(otherwise(Unfinished { op, called: None }, ready));

@@ -31,9 +31,11 @@ use crate::{
         pending::Waited,
         wakers::Wakers,
     },
-    sync::Ordering::Relaxed,
+    sync::{
+        Ordering::Relaxed,
+        edge::{engine_step, removed},
+    },
     system::panics,
-    testing::weaken::{Step, removed},
 };
 
 impl Core {
@@ -121,7 +123,7 @@ impl Core {
         }
         self.run_again();
         loop {
-            let closed = self.is_closed() || removed(Step::CloseAndWaitAgain);
+            let closed = self.is_closed() || removed(engine_step::CLOSE_AND_WAIT_AGAIN);
             match self.pending.wait(deadline) {
                 Waited::TimedOut => return Err(ShutdownError::TimedOut),
                 Waited::Idle if closed => return Ok(()),

@@ -21,10 +21,7 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `version` | store in [`VarCell::mutated`], `fetch_add` in [`VarCell::mutated_on_device`] | load in [`VarCell::version`] | the effects of the counted mutations |
-//! | `handles` | `fetch_sub` in [`VarCell::remove_handle`] | [`acquire`] of the thread that removes the last handle | the uses of the variable through all handles |
+//! [`version`](crate::sync::edge::version), [`handles`](crate::sync::edge::handles).
 
 use std::{
     alloc::Layout,
@@ -40,10 +37,10 @@ use crate::{
     engine::{core::Core, fault::Fault, task::Task, waits::Waits},
     error::{deadlock::Awaited, op::OpError, push::RefusedAccess},
     sync::{
-        Ordering::{Acquire, Relaxed, Release},
-        acquire,
+        Ordering::Relaxed,
         atomic::{AtomicBool, AtomicU64},
         cell::UnsafeCell,
+        edge::{self, acquire, acquire_all, release},
     },
     tracker::{Access, VarQueue},
     values::name::Name,
@@ -242,11 +239,9 @@ impl VarCell {
     /// Removes a handle. Returns whether it was the last one.
     #[must_use = "the caller must free the variable if this was its last handle"]
     pub(crate) fn remove_handle(&self) -> bool {
-        // Release (edge `handles`): the uses of the variable through this handle.
-        let last = self.handles.fetch_sub(1, Release) == 1;
+        let last = self.handles.fetch_sub(1, release(edge::handles::DROPPED)) == 1;
         if last {
-            // Acquire (edge `handles`): the uses of the variable through the other handles.
-            acquire(&self.handles);
+            acquire_all(edge::handles::LAST, &self.handles);
         }
         last
     }
@@ -275,8 +270,7 @@ impl VarCell {
 
     /// Returns the number of successful mutations.
     pub(crate) fn version(&self) -> u64 {
-        // Acquire (edge `version`): the effects of the counted mutations.
-        self.state.version.load(Acquire)
+        self.state.version.load(acquire(edge::version::READ))
     }
 
     /// Counts a mutation.
@@ -285,9 +279,9 @@ impl VarCell {
     /// 1. The caller holds the variable for writing.
     #[inline]
     pub(crate) unsafe fn mutated(&self) {
-        // Relaxed: (1), so the queue has handed over the last store. Release (edge `version`): the effects of this
-        // mutation.
-        self.state.version.store(self.state.version.load(Relaxed) + 1, Release);
+        // Relaxed: (1), so the queue has handed over the last store.
+        let before = self.state.version.load(Relaxed);
+        self.state.version.store(before + 1, release(edge::version::MUTATED));
     }
 
     #[inline]
@@ -316,8 +310,7 @@ impl VarCell {
 
     /// Counts a mutation by a GPU operation. Several lanes may do so concurrently.
     pub(crate) fn mutated_on_device(&self) {
-        // Release (edge `version`): the effects of this mutation.
-        self.state.version.fetch_add(1, Release);
+        self.state.version.fetch_add(1, release(edge::version::ON_DEVICE));
     }
 
     /// Drops the value unless it was already dropped.

@@ -168,6 +168,7 @@ mod model {
     use crate::sync::{
         Ordering::{Acquire, Relaxed, Release},
         atomic::AtomicUsize,
+        edge::{removed, step},
     };
 
     /// The kind of reclamation that a model uses.
@@ -283,6 +284,7 @@ mod model {
         match FLAVOUR.get() {
             #[cfg(raddle_loom)]
             Flavour::Crossbeam => Guard::Crossbeam(crossbeam_epoch::pin()),
+            _ if removed(step::PIN) => Guard::Contract(0),
             _ => {
                 // Acquire: what was done before each earlier `retire`. Objects retired later wait for this guard, since
                 // loom and shuttle do not switch threads between this step and the entry into the registry.
@@ -313,6 +315,7 @@ mod model {
         /// 2. Everything that `reclaim` refers to lives until it runs.
         pub(crate) unsafe fn retire(&self, reclaim: impl FnOnce()) {
             match self {
+                _ if removed(step::RETIRE) => reclaim(),
                 // SAFETY: (1) and (2) are the conditions of `defer_unchecked`.
                 #[cfg(raddle_loom)]
                 Guard::Crossbeam(guard) => unsafe { guard.defer_unchecked(reclaim) },

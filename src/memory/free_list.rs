@@ -2,9 +2,7 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `batch` | CAS of `push` | load and failed CAS of `pop` | the node with its contents, and its word |
+//! [`batch`](crate::sync::edge::batch).
 //!
 //! `push` and `pop` change `head` only by read-modify-writes, so each change continues the release sequences of earlier
 //! pushes.
@@ -23,8 +21,9 @@ use std::ptr::{NonNull, null_mut};
 use crate::{
     memory::epoch,
     sync::{
-        Ordering::{Acquire, Relaxed, Release},
+        Ordering::Relaxed,
         atomic::AtomicPtr,
+        edge::{self, acquire, release},
     },
 };
 
@@ -66,9 +65,8 @@ impl<N: Node> Stack<N> {
         loop {
             // Relaxed: published by the CAS.
             next.store(head, Relaxed);
-            // Release (edge `batch`): publishes the node and its contents. Relaxed on failure: only a new expected
-            // value.
-            match self.head.compare_exchange_weak(head, node.as_ptr(), Release, Relaxed) {
+            // Relaxed on failure: only a new expected value.
+            match self.head.compare_exchange_weak(head, node.as_ptr(), release(edge::batch::PUSH), Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,
             }
@@ -80,8 +78,7 @@ impl<N: Node> Stack<N> {
     pub fn pop(&self) -> Option<NonNull<N>> {
         // The pin prevents the ABA problem; see the head of this module.
         let _guard = epoch::pin();
-        // Acquire (edge `batch`): the node and its contents.
-        let mut head = self.head.load(Acquire);
+        let mut head = self.head.load(acquire(edge::batch::POP));
         loop {
             let node = NonNull::new(head)?;
             // SAFETY: this thread is pinned, and a node that was in the stack at some moment since the pin is not freed
@@ -90,8 +87,8 @@ impl<N: Node> Stack<N> {
             // Relaxed: acquired with the head. If the node has been popped, the CAS fails.
             let next = word.load(Relaxed);
             // Relaxed: if the CAS succeeds, the head has been in the stack since it was loaded, and that load acquired
-            // the node's contents. Acquire (edge `batch`) on failure: the node at the new head, and its contents.
-            match self.head.compare_exchange_weak(head, next, Relaxed, Acquire) {
+            // the node's contents.
+            match self.head.compare_exchange_weak(head, next, Relaxed, acquire(edge::batch::RETRY)) {
                 Ok(_) => {
                     // The word must keep no pointer to a node that may be freed. The next node is not freed before the
                     // guard is dropped.

@@ -111,7 +111,6 @@ pub(crate) use retire as retire_inline;
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn retire<R: Record>(record: NonNull<R>) {
-    use crate::testing::weaken::{Step, removed};
     /// # Safety
     /// 1. `record` points to an `R` that is no longer used, and this function is called once for it.
     unsafe fn free<R: Record>(record: NonNull<u8>) {
@@ -127,12 +126,8 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
         // SAFETY: the record's memory is kept until the interleaving ends.
         unsafe { record.as_ref() }.stamp().kill(free);
     };
-    if removed(Step::ReclaimAfterEpoch) {
-        reclaim();
-    } else {
-        // SAFETY: (1) and (2): from now on, the closure owns the record, which is plain memory.
-        unsafe { epoch::pin().retire(reclaim) };
-    }
+    // SAFETY: (1) and (2): from now on, the closure owns the record, which is plain memory.
+    unsafe { epoch::pin().retire(reclaim) };
 }
 
 /// Allocates memory on the heap.

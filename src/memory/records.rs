@@ -39,14 +39,12 @@ use super::{
     epoch,
     free_list::{Node, Stack},
 };
-use crate::{
-    sync::{
-        Ordering::Relaxed,
-        atomic::{AtomicPtr, AtomicUsize},
-        cell::UnsafeCell,
-        hint, thread_static,
-    },
-    testing::weaken::{Step, removed},
+use crate::sync::{
+    Ordering::Relaxed,
+    atomic::{AtomicPtr, AtomicUsize},
+    cell::UnsafeCell,
+    edge::{removed, step},
+    hint, thread_static,
 };
 
 /// The size of a record in bytes: the head, the accesses and the task. These are five cache lines, of which an
@@ -404,7 +402,7 @@ fn put_on_next(record: Record) {
         return retire_late(record);
     }
     // Taken before the list is begun: see `refill`.
-    let (list, record) = if removed(Step::ListsAreFree) { (record, take().record) } else { (take().record, record) };
+    let (list, record) = if removed(step::LISTS_ARE_FREE) { (record, take().record) } else { (take().record, record) };
     let full = CACHE.with(|cache| {
         let full = cache.begin(list);
         let put = cache.put_back(record);
@@ -418,9 +416,6 @@ fn put_on_next(record: Record) {
 
 /// Makes the records of a full list available to all threads once the epoch has passed.
 fn retire(full: Record, flush: &Flush) {
-    if removed(Step::ReclaimAfterEpoch) {
-        return keep(full);
-    }
     let guard = epoch::pin();
     // SAFETY: the closure owns the list and its records, which are plain memory.
     unsafe { guard.retire(move || keep(full)) };

@@ -13,9 +13,7 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `marked` | store in [`mark`] | load in [`Registry::each_marked`] | the record, as it was before it was marked |
+//! [`marked`](crate::sync::edge::marked).
 //!
 //! [`each_marked`] reads the marks of all records, including free ones, while it holds the lock under which records
 //! leave the set before they are freed. A record found marked was in use after the thread was pinned, so it is neither
@@ -33,8 +31,9 @@ use crate::{
     memory::epoch,
     sync::{
         Mutex,
-        Ordering::{Acquire, Relaxed, Release},
+        Ordering::Relaxed,
         atomic::AtomicPtr,
+        edge::{self, acquire, release},
         lock,
     },
 };
@@ -99,8 +98,7 @@ impl Registry {
             for &address in &*lock(shard) {
                 let Some(record) = NonNull::new(std::ptr::with_exposed_provenance_mut(address)) else { continue };
                 // SAFETY: the record is in the set, and the lock is held.
-                // Acquire (edge `marked`): the record, as it was before it was marked.
-                let mark = unsafe { mark_of(record) }.load(Acquire);
+                let mark = unsafe { mark_of(record) }.load(acquire(edge::marked::FOUND));
                 if marks.contains(&mark) {
                     found.push((record, mark));
                 }
@@ -156,9 +154,8 @@ unsafe fn mark_of<'r>(record: NonNull<u8>) -> &'r AtomicPtr<()> {
 /// 1. The record came from the pool, and the caller is its user.
 #[inline]
 pub unsafe fn mark(record: NonNull<u8>, mark: *mut ()) {
-    // Release (edge `marked`): the record, as it is now.
     // SAFETY: (1): a record in use is not freed.
-    unsafe { mark_of(record) }.store(mark, Release);
+    unsafe { mark_of(record) }.store(mark, release(edge::marked::MARKED));
 }
 
 /// Returns the mark of a record.

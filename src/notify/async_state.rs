@@ -14,14 +14,12 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `early` | exchange in [`fail`](AsyncState::fail) | swap in [`resolve`](AsyncState::resolve) | the function's error |
+//! [`resolve`](crate::sync::edge::resolve).
 
 use crate::sync::{
-    Ordering::{AcqRel, Acquire, Release},
     atomic::AtomicU8,
     cell::UnsafeCell,
+    edge::{self, acquire, acquire_release, release},
 };
 
 const OPEN: u8 = 0;
@@ -49,14 +47,13 @@ impl<E> Default for AsyncState<E> {
 impl<E> AsyncState<E> {
     /// Whether the completion has been used.
     pub fn is_resolved(&self) -> bool {
-        // Acquire: makes visible the writes that precede the use of the completion. Nothing else depends on this load.
-        self.state.load(Acquire) == RESOLVED
+        self.state.load(acquire(edge::resolve::SEEN)) == RESOLVED
     }
 
     /// Records that the completion is used. Returns the function's error if the function has failed before.
     pub fn resolve(&self) -> Option<E> {
-        // Acquire (edge `early`); Release for `is_resolved`.
-        if self.state.swap(RESOLVED, AcqRel) == FAILED {
+        let order = acquire_release(edge::resolve::FAILURE, edge::resolve::RESOLVED);
+        if self.state.swap(RESOLVED, order) == FAILED {
             // SAFETY: `FAILED` was set after the function's thread had written the error, and the swap returns `FAILED`
             // to only one thread.
             self.early.with_mut(|early| unsafe { &mut *early }.take())
@@ -75,8 +72,8 @@ impl<E> AsyncState<E> {
     pub unsafe fn fail(&self, error: E) -> Result<(), E> {
         // SAFETY: by (1) no other thread writes the field, and none reads it before `FAILED` is set.
         self.early.with_mut(|early| unsafe { &mut *early }.replace(error));
-        // Release (edge `early`). Acquire on failure: makes visible the writes that precede the use of the completion.
-        match self.state.compare_exchange(OPEN, FAILED, Release, Acquire) {
+        let (failed, resolved) = (release(edge::resolve::FAILED), acquire(edge::resolve::RESOLUTION));
+        match self.state.compare_exchange(OPEN, FAILED, failed, resolved) {
             Ok(_) => Ok(()),
             // SAFETY: `RESOLVED` was set and `FAILED` was not, so no other thread reads the field.
             Err(_) => match self.early.with_mut(|early| unsafe { &mut *early }.take()) {

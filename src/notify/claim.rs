@@ -28,9 +28,10 @@
 //! There are no edges: the owner of the operation receives the function through the queues, and a canceller receives it
 //! through the handle. The failure of a cancelled operation is handed over by a lock.
 
-use crate::{
-    sync::{Ordering::Relaxed, atomic::AtomicU8},
-    testing::weaken::{Step, removed},
+use crate::sync::{
+    Ordering::Relaxed,
+    atomic::AtomicU8,
+    edge::{removed, step},
 };
 
 const PENDING: u8 = 0;
@@ -80,6 +81,7 @@ impl Claim {
         }
         match state {
             STARTED | STOPPING => Ok(()),
+            _ if removed(step::CANCELLED_DOES_NOT_START) => Ok(()),
             state if state & STATE == CANCELLED => Err(Cancel::Loudly),
             _ => Err(Cancel::Quietly),
         }
@@ -92,7 +94,7 @@ impl Claim {
             // Relaxed: only the choice of the winner matters.
             match self.0.load(Relaxed) {
                 PENDING => _ = self.start(),
-                CANCELLED | PASSED_OVER if removed(Step::SettleOnce) => return false,
+                CANCELLED | PASSED_OVER if removed(step::SETTLE_ONCE) => return false,
                 state @ (CANCELLED | PASSED_OVER) => {
                     // Relaxed: only the choice of the winner matters.
                     if self.0.compare_exchange(state, state | SETTLED, Relaxed, Relaxed).is_ok() {
@@ -142,7 +144,7 @@ impl Claim {
     /// whether this call cancelled the operation.
     pub fn cancel(&self, how: Cancel) -> bool {
         let cancelled = if how == Cancel::Loudly { CANCELLED } else { PASSED_OVER };
-        if removed(Step::ClaimOnce) {
+        if removed(step::CLAIM_ONCE) {
             // Relaxed: this twin is meant to fail.
             self.0.store(cancelled, Relaxed);
             return true;

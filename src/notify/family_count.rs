@@ -18,23 +18,17 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `part` | `fetch_sub` in [`end_part`](FamilyCount::end_part) | [`acquire`] of the thread that ends the last part | what was done in the other parts of the parent's work |
-//! | `share` | `fetch_sub` in [`leave`](FamilyCount::leave) | [`acquire`] of the thread that drops the last share | what the children did |
+//! [`part`](crate::sync::edge::part), [`child`](crate::sync::edge::child).
 //!
 //! # Progress
 //!
 //! Every function is wait-free except `admit`, which is lock-free: apart from spurious failures of its CAS, it repeats
 //! the CAS only if another thread has begun or ended a part.
 
-use crate::{
-    sync::{
-        Ordering::{Relaxed, Release},
-        acquire,
-        atomic::AtomicU64,
-    },
-    testing::weaken::{Step, removed},
+use crate::sync::{
+    Ordering::Relaxed,
+    atomic::AtomicU64,
+    edge::{self, acquire_all, release, removed, step},
 };
 
 /// The counts of a family.
@@ -54,7 +48,7 @@ impl FamilyCount {
     /// Creates the counts of a parent whose function is about to be called.
     #[must_use]
     pub fn new() -> Self {
-        let work = u64::from(!removed(Step::WorkHasAShare));
+        let work = u64::from(!removed(step::WORK_HAS_A_SHARE));
         Self { parts: AtomicU64::new(1), open: AtomicU64::new(work) }
     }
 
@@ -63,7 +57,7 @@ impl FamilyCount {
     pub fn admit(&self) -> bool {
         // Relaxed: zero is final, and any other value is only a guess for the exchange.
         let mut parts = self.parts.load(Relaxed);
-        while parts != 0 || removed(Step::AdmitWhileWorking) {
+        while parts != 0 || removed(step::ADMIT_WHILE_WORKING) {
             // Relaxed: the caller reads nothing written in other parts. The part that begins here keeps the count above
             // zero, and the end of that part releases.
             match self.parts.compare_exchange_weak(parts, parts + 1, Relaxed, Relaxed) {
@@ -78,13 +72,11 @@ impl FamilyCount {
     /// children into their queues and then [leave](Self::leave).
     #[must_use = "the children must be released"]
     pub fn end_part(&self) -> bool {
-        // Release (edge `part`): what this part did.
-        let last = self.parts.fetch_sub(1, Release) == 1;
+        let last = self.parts.fetch_sub(1, release(edge::part::ENDED)) == 1;
         if last {
-            // Acquire (edge `part`): what the other parts did.
-            acquire(&self.parts);
+            acquire_all(edge::part::LAST, &self.parts);
         }
-        last || removed(Step::EveryPartCounts)
+        last || removed(step::EVERY_PART_COUNTS)
     }
 
     /// Adds a share. The caller must own a part or a share.
@@ -96,14 +88,12 @@ impl FamilyCount {
     /// Drops a share. Returns whether that share was the last one; if so, the caller must complete the parent.
     #[must_use = "the parent must be completed"]
     pub fn leave(&self) -> bool {
-        if removed(Step::WorkHasAShare) && self.is_over() {
+        if removed(step::WORK_HAS_A_SHARE) && self.is_over() {
             return true;
         }
-        // Release (edge `share`): what the owner of this share did.
-        let last = self.open.fetch_sub(1, Release) == 1;
+        let last = self.open.fetch_sub(1, release(edge::child::ENDED)) == 1;
         if last {
-            // Acquire (edge `share`): what the owners of the other shares did.
-            acquire(&self.open);
+            acquire_all(edge::child::LAST, &self.open);
         }
         last
     }

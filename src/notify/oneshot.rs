@@ -9,7 +9,11 @@ use std::{
 use crate::{
     error::{op::OpError, wait::WaitError},
     notify::wakers::{self, Waiting, WakerKey, Wakers},
-    sync::{Condvar, Mutex, lock, wait_until},
+    sync::{
+        Condvar, Mutex,
+        edge::{removed, step},
+        lock, wait_until,
+    },
 };
 
 #[derive(Debug)]
@@ -144,7 +148,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         };
         *state = State::Done(result);
         drop(state);
-        if is_awaited {
+        if is_awaited && !removed(step::RESULT_WAKES_THREADS) {
             self.done.notify_all();
         }
         wakers

@@ -39,11 +39,7 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `leave` | `fetch_add` of `left`, `fetch_sub` of `rest` | arming `fetch_or`, loads of `left` for a count, the change of `rest` that reaches `ZERO` | the effects of the operations |
-//! | `open` | stores of `entered` and of `current` | CAS and loads in `enter` | the words of the new generation, and its chunk; everything that happened before it was opened |
-//! | `close` | closing `fetch_or` of `entered` | load of `entered` that finds it closed | the generation that took its place |
+//! [`leave`](crate::sync::edge::leave), [`open`](crate::sync::edge::open), [`close`](crate::sync::edge::close).
 //!
 //! The closing thread holds the lock, which the last operation to leave takes afterwards. What was acquired by arming
 //! is therefore handed over with the lock, and closing releases nothing into `left` or `rest`.
@@ -70,15 +66,13 @@ use crate::{
     notify::wakers::{self, Waiting, WakerKey, Wakers},
     sync::{
         Condvar, Mutex, MutexGuard, OnceLock,
-        Ordering::{AcqRel, Acquire, Relaxed, Release},
+        Ordering::Relaxed,
         atomic::{AtomicU64, AtomicUsize},
+        edge::{self, acquire, acquire_release, release, removed, step},
         fork::ProcessMark,
         lock, thread, wait_until,
     },
-    testing::{
-        pause::{self, Point},
-        weaken::{Step, removed},
-    },
+    testing::pause::{self, Point},
 };
 
 /// The number of generations stored in [`PendingOps`] itself. Small in models, so that they need chunks.
@@ -310,8 +304,7 @@ impl PendingOps {
     pub fn enter(&self) -> Ticket {
         let shard = &self.shards[self.shard()];
         loop {
-            // Acquire (edge `open`).
-            let generation = self.current.load(Acquire);
+            let generation = self.current.load(acquire(edge::open::ENTER));
             let Some(word) = shard.entered.get(generation) else { return self.enter_chunk() };
             if Self::enter_by(word) {
                 return Ticket(generation as u32);
@@ -325,8 +318,7 @@ impl PendingOps {
     fn enter_chunk(&self) -> Ticket {
         let shard = self.shard();
         loop {
-            // Acquire (edge `open`).
-            let generation = self.current.load(Acquire);
+            let generation = self.current.load(acquire(edge::open::ENTER_CHUNK));
             if Self::enter_by(self.entered(shard, generation)) {
                 return Ticket(generation as u32);
             }
@@ -337,15 +329,15 @@ impl PendingOps {
     /// thread has changed it first.
     #[inline(always)]
     fn enter_by(word: &AtomicU64) -> bool {
-        // Acquire (edge `close`): if the flag is set, the next load of `current` sees the generation that took this
-        // one's place, or a later one.
-        let count = word.load(Acquire);
+        // If the flag is set, the next load of `current` sees the generation that took this one's place, or a later one.
+        let count = word.load(acquire(edge::close::FOUND));
         pause::at(Point::PendingBeforeEnter);
         // A CAS rather than an addition, so that a refused entry leaves no trace: the generation could be opened and
-        // closed again before an addition was undone. Acquire (edge `open`): since the load, the word may have been
-        // closed, opened, and counted up to the same value. The CAS releases nothing: `leave` hands over everything
-        // that came before.
-        if count & FLAG == 0 && word.compare_exchange(count, count + ONE, Acquire, Relaxed).is_ok() {
+        // closed again before an addition was undone. Since the load, the word may have been closed, opened, and counted
+        // up to the same value. The CAS releases nothing: `leave` hands over everything that came before.
+        let order = acquire(edge::open::COUNTED);
+        let is_open = count & FLAG == 0 || removed(step::CLOSED_REFUSES);
+        if is_open && word.compare_exchange(count, count + ONE, order, Relaxed).is_ok() {
             pause::at(Point::PendingEntered);
             return true;
         }
@@ -376,8 +368,9 @@ impl PendingOps {
     fn count_in(&self, state: &State) -> u64 {
         let shards = 0..self.shards.len();
         let pending = |generation: usize| {
-            // Acquire (edge `leave`): the entries of the operations that have left. The entries are loaded below.
-            let left = shards.clone().map(|shard| self.left(shard, generation).load(Acquire) / ONE).sum::<u64>();
+            // The entries of the operations that have left are loaded below.
+            let order = acquire(edge::leave::COUNTED);
+            let left = shards.clone().map(|shard| self.left(shard, generation).load(order) / ONE).sum::<u64>();
             // Relaxed: the loads above have acquired the entries that must count. Later entries may count too.
             let entered = shards.clone().map(|shard| self.entered(shard, generation).load(Relaxed) / ONE).sum::<u64>();
             entered.saturating_sub(left)
@@ -409,8 +402,8 @@ impl PendingOps {
     #[inline(always)]
     fn leave_by(&self, left: &AtomicU64, rest: &AtomicU64, generation: usize) -> Option<Wakers> {
         pause::at(Point::PendingBeforeLeave);
-        // Release (edge `leave`). Nothing is acquired from the thread that armed the word or watches it.
-        let before = left.fetch_add(ONE, Release);
+        // Nothing is acquired from the thread that armed the word or watches it.
+        let before = left.fetch_add(ONE, release(edge::leave::LEFT));
         pause::at(Point::PendingLeft);
         if before & (FLAG | WATCH) == 0 {
             return None;
@@ -418,16 +411,16 @@ impl PendingOps {
         if before & WATCH != 0 {
             return self.leave_watched(generation, before & FLAG != 0);
         }
-        // AcqRel (edge `leave`).
-        if rest.fetch_sub(1, AcqRel) == ZERO + 1 { self.finish(generation) } else { None }
+        let order = acquire_release(edge::leave::LAST, edge::leave::REST);
+        if rest.fetch_sub(1, order) == ZERO + 1 { self.finish(generation) } else { None }
     }
 
     /// The slow path of [`leave`](Self::leave), for a word that was watched and possibly also armed.
     #[cold]
     #[inline(never)]
     fn leave_watched(&self, generation: usize, armed: bool) -> Option<Wakers> {
-        // AcqRel (edge `leave`).
-        let is_last = armed && self.rest(generation).fetch_sub(1, AcqRel) == ZERO + 1;
+        let order = acquire_release(edge::leave::LAST_WATCHED, edge::leave::REST_WATCHED);
+        let is_last = armed && self.rest(generation).fetch_sub(1, order) == ZERO + 1;
         let drained = if is_last { self.finish(generation) } else { None };
         Wakers::join(drained, self.tell_of_room())
     }
@@ -448,7 +441,7 @@ impl PendingOps {
         let over = state.over();
         let wakers = state.waiting.take_up_to(over);
         drop(state);
-        if removed(Step::LeaveNotifies) {
+        if removed(step::LEAVE_NOTIFIES) {
             return None;
         }
         // If `over` is unchanged, an earlier generation is still draining, and no further wait is over.
@@ -518,7 +511,7 @@ impl PendingOps {
             }
             let was_watched = state.watched;
             self.watch(state);
-            if !was_watched && self.count_in(state) < self.limit() {
+            if !was_watched && !removed(step::WATCH_LOOKS_AGAIN) && self.count_in(state) < self.limit() {
                 return Ok(());
             }
             Err(&mut state.for_room)
@@ -530,7 +523,7 @@ impl PendingOps {
     #[must_use = "futures wait to be woken"]
     pub fn end_room(&self, key: &mut WakerKey) -> Option<Wakers> {
         wakers::leave(&self.state, key, |state| Some(&mut state.for_room));
-        if removed(Step::PassRoomOn) {
+        if removed(step::PASS_ROOM_ON) {
             return None;
         }
         self.tell_next()
@@ -553,7 +546,7 @@ impl PendingOps {
     /// Begins the watch: from now on, an operation that leaves [notifies](Self::tell_of_room) the waiters for room, if
     /// there is room.
     fn watch(&self, state: &mut State) {
-        if state.watched || removed(Step::WatchForRoom) {
+        if state.watched || removed(step::WATCH_FOR_ROOM) {
             return;
         }
         state.watched = true;
@@ -640,7 +633,7 @@ impl PendingOps {
     pub fn wait_until_idle(&self, mut before: impl FnMut() -> Option<Instant>) {
         // The first round does not block and so does not call `before`, since usually nothing is pending.
         let mut waited = self.wait(Some(Instant::now()));
-        let is_over = |waited| waited == Waited::Idle || removed(Step::IdleWaitsAgain) && waited == Waited::Over;
+        let is_over = |waited| waited == Waited::Idle || removed(step::IDLE_WAITS_AGAIN) && waited == Waited::Over;
         while !is_over(waited) && !self.process.is_foreign() {
             waited = self.wait(before());
         }
@@ -678,7 +671,7 @@ impl PendingOps {
             if self.poll(&mut PendingWait(WakerKey::new(number)), waker).is_pending() {
                 return Poll::Pending;
             }
-            if removed(Step::EndChecksAgain) {
+            if removed(step::END_CHECKS_AGAIN) {
                 return Poll::Ready(());
             }
         }
@@ -718,30 +711,29 @@ impl PendingOps {
         self.rest(next).store(ZERO, Relaxed);
         for shard in shards.clone() {
             // Relaxed: no operation leaves a free generation, and the stores below publish the word.
-            self.left(shard, next).store(if state.watched { WATCH } else { 0 }, Relaxed);
+            let is_watched = state.watched && !removed(step::NEXT_WATCHED);
+            self.left(shard, next).store(if is_watched { WATCH } else { 0 }, Relaxed);
         }
         // Stored after every `left`: from here on, a thread that loaded `current` when `next` was last the current
         // generation may enter, and may leave through any shard.
         for shard in shards.clone() {
-            // Release (edge `open`): the words of the generation.
-            self.entered(shard, next).store(0, Release);
+            self.entered(shard, next).store(0, release(edge::open::ENTERED));
         }
-        // Release (edge `open`).
-        self.current.store(next, Release);
+        self.current.store(next, release(edge::open::CURRENT));
 
         // `left` is armed first: every operation that leaves through an armed shard subtracts one from `rest`, so it
-        // does not matter how many more enter or leave before the closing is over. Acquire (edge `leave`): the effects
-        // of the operations that left, including their entries, which the sum below therefore counts.
-        let arm = |shard: usize| self.left(shard, old).fetch_or(FLAG, Acquire) / ONE;
+        // does not matter how many more enter or leave before the closing is over. What is acquired includes the entries
+        // of the operations that left, which the sum below therefore counts.
+        let arm = |shard: usize| self.left(shard, old).fetch_or(FLAG, acquire(edge::leave::ARMED)) / ONE;
         let left: u64 = shards.clone().map(arm).sum();
-        // Release (edge `close`). An entry that comes before this change in the word's modification order is counted;
-        // the CAS of a later one fails.
-        let close = |shard: usize| self.entered(shard, old).fetch_or(FLAG, Release) / ONE;
+        // An entry that comes before this change in the word's modification order is counted; the CAS of a later one
+        // fails.
+        let close = |shard: usize| self.entered(shard, old).fetch_or(FLAG, release(edge::close::CLOSED)) / ONE;
         let entered: u64 = shards.clone().map(close).sum();
         let pending = entered - left;
-        // Acquire (edge `leave`). The last operation to leave sees `ZERO + 1` only if it comes after this addition. Its
-        // thread then takes the lock after this thread.
-        if self.rest(old).fetch_add(pending, Acquire).wrapping_add(pending) == ZERO {
+        // The last operation to leave sees `ZERO + 1` only if it comes after this addition. Its thread then takes the
+        // lock after this thread.
+        if self.rest(old).fetch_add(pending, acquire(edge::leave::COMPUTED)).wrapping_add(pending) == ZERO {
             state.free.insert(old);
         } else {
             state.numbers[old] = state.last;

@@ -21,23 +21,16 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `wake` | `fetch_or` in [`wake`](PollState::wake) | swap in [`begin`](PollState::begin) | what the waking thread did before |
-//! | `pause` | `fetch_and` in [`pause`](PollState::pause) | swap in [`begin`](PollState::begin) or in [`look`](PollState::look) | the future |
-//! | `end` | swap in [`finish`](PollState::finish) | swap in [`look`](PollState::look) | the memory that the future occupied |
+//! [`poll`](crate::sync::edge::poll).
 //!
 //! Waking a queued or notified future does not change the state, but must still hand over what the waking thread did
 //! before. So a wake is a read-modify-write in every state: the swap that follows reads the value that the wake wrote,
 //! or a later one in the same release sequence. In the same way, a wake continues the release sequence of the `pause`
 //! before it.
 
-use crate::{
-    sync::{
-        Ordering::{Acquire, Release},
-        atomic::AtomicU8,
-    },
-    testing::weaken::{Step, removed},
+use crate::sync::{
+    atomic::AtomicU8,
+    edge::{self, acquire, release, removed, step},
 };
 
 const RUNNING: u8 = 1;
@@ -58,43 +51,37 @@ impl PollState {
     /// Records that the future was woken. Returns whether the caller must queue a poll.
     #[must_use = "the future must be polled"]
     pub fn wake(&self) -> bool {
-        // Release (edge `wake`): what this thread did before.
-        let before = self.0.fetch_or(WOKEN, Release);
-        before == 0 || removed(Step::OnePollAtATime) && before == RUNNING
+        let before = self.0.fetch_or(WOKEN, release(edge::poll::WAKE));
+        before == 0 || removed(step::ONE_POLL_AT_A_TIME) && before == RUNNING
     }
 
     /// Begins a queued poll.
     pub fn begin(&self) {
-        // Acquire (edge `wake`): what the waking threads did before. Acquire (edge `pause`): the future.
-        let before = self.0.swap(RUNNING, Acquire);
-        debug_assert!(before == WOKEN || removed(Step::OnePollAtATime), "a poll was not queued: {before}");
+        let before = self.0.swap(RUNNING, acquire(edge::poll::BEGIN));
+        debug_assert!(before == WOKEN || removed(step::ONE_POLL_AT_A_TIME), "a poll was not queued: {before}");
     }
 
     /// Ends a poll that did not finish the future. Returns whether the future was woken during the poll. If so, the
     /// caller must queue the next poll.
     #[must_use = "the future may have to be polled"]
     pub fn pause(&self) -> bool {
-        if removed(Step::PauseSeesWakes) {
-            // Release: this twin is meant to fail only through its lost wake-up.
-            self.0.swap(0, Release);
+        if removed(step::PAUSE_SEES_WAKES) {
+            self.0.swap(0, release(edge::poll::PAUSE));
             return false;
         }
-        // Release (edge `pause`): the future.
-        self.0.fetch_and(!RUNNING, Release) & WOKEN != 0
+        self.0.fetch_and(!RUNNING, release(edge::poll::PAUSE)) & WOKEN != 0
     }
 
     /// Ends the last poll.
     pub fn finish(&self) {
-        // Release (edge `end`): the memory that the future occupied. A wake during the last poll no longer has any
-        // effect.
-        self.0.swap(DONE, Release);
+        // A wake during the last poll no longer has any effect.
+        self.0.swap(DONE, release(edge::poll::END));
     }
 
     /// Acquires the future for the owner of the last waker. Must be called only when no other thread can poll or wake
     /// the future any more.
     pub fn look(&self) {
-        // Acquire (edges `pause`, `end`): the future, or the memory that it occupied.
-        let state = self.0.swap(DONE, Acquire);
+        let state = self.0.swap(DONE, acquire(edge::poll::LOOK));
         debug_assert!(state & RUNNING == 0, "no thread may poll without a waker");
     }
 }

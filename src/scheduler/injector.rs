@@ -18,10 +18,7 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `inject` | CAS of `inbox`, CAS that puts a chain into `ready` | swap of `inbox`, load and failed CAS of `ready` | the operation |
-//! | `mask` | `fetch_or` after a push | `fetch_and` before the second check | the fact that the band is not empty |
+//! [`inject`](crate::sync::edge::inject), [`mask`](crate::sync::edge::mask).
 //!
 //! These words are changed only by read-modify-writes, so each change continues the release sequences of earlier ones,
 //! and a change that releases nothing of its own needs no release ordering.
@@ -60,8 +57,9 @@ use super::priority::{BANDS, DEFAULT_BAND, HIGHEST_BAND};
 use crate::{
     memory::epoch,
     sync::{
-        Ordering::{Acquire, Relaxed, Release},
+        Ordering::Relaxed,
         atomic::{AtomicPtr, AtomicU64},
+        edge::{self, acquire, release, removed, step},
     },
     testing::pause::{self, Point},
     tracker::{Op, OpRef},
@@ -96,8 +94,7 @@ impl<T> Band<T> {
         loop {
             // Relaxed: published by the CAS.
             link.store(head, Relaxed);
-            // Release (edge `inject`).
-            match self.inbox.compare_exchange_weak(head, op.as_ptr(), Release, Relaxed) {
+            match self.inbox.compare_exchange_weak(head, op.as_ptr(), release(edge::inject::INBOX), Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,
             }
@@ -117,8 +114,7 @@ impl<T> Band<T> {
         loop {
             // Relaxed: published by the CAS.
             link.store(head, Relaxed);
-            // Release (edge `inject`).
-            match self.ready.compare_exchange_weak(head, first.as_ptr(), Release, Relaxed) {
+            match self.ready.compare_exchange_weak(head, first.as_ptr(), release(edge::inject::CHAIN), Relaxed) {
                 Ok(_) => return,
                 // Another popper has put a chain there, or popped from it.
                 Err(now) => head = now,
@@ -129,22 +125,19 @@ impl<T> Band<T> {
     /// Pops at most `max` operations. The rest of an inbox is published in `ready`.
     fn pop(&self, max: usize) -> Option<(Chain<T>, Rest)> {
         let _guard = epoch::pin();
-        // Acquire (edge `inject`).
-        let mut head = self.ready.load(Acquire);
+        let mut head = self.ready.load(acquire(edge::inject::FIRST));
         while let Some(first) = NonNull::new(head) {
             // SAFETY: operations that were in `ready` while this thread is pinned are not reclaimed. If some were
             // popped in the meantime, their links may lead elsewhere, but only to operations that were still alive
             // after this thread was pinned; and the CAS fails, since a popped head does not come back.
             let (len, rest) = unsafe { measure(first, max) };
-            // Relaxed: the head came to `ready` once, so this thread has acquired the CAS that put it there. Acquire
-            // (edge `inject`) on failure: the value is the next head.
-            match self.ready.compare_exchange_weak(head, rest, Relaxed, Acquire) {
+            // Relaxed: the head came to `ready` once, so this thread has acquired the CAS that put it there.
+            match self.ready.compare_exchange_weak(head, rest, Relaxed, acquire(edge::inject::RETRY)) {
                 Ok(_) => return Some((Chain { next: first, len }, Rest::Unchanged)),
                 Err(now) => head = now,
             }
         }
-        // Acquire (edge `inject`).
-        let newest = NonNull::new(self.inbox.swap(null_mut(), Acquire))?;
+        let newest = NonNull::new(self.inbox.swap(null_mut(), acquire(edge::inject::TAKEN)))?;
         // SAFETY: the swap made this thread the owner of the whole chain.
         let oldest = unsafe { reverse(newest) };
         // SAFETY: this thread has owned the whole chain since the swap.
@@ -291,10 +284,9 @@ impl<T> Injector<T> {
 
     fn mark(&self, band: u8) {
         if band != DEFAULT_BAND {
-            // Release (edge `mask`): the push before it. It must be a read-modify-write: a popper that clears the bit
-            // afterwards reads the value written here and so sees the push; if a popper cleared the bit before, this
-            // sets it again.
-            self.mask.fetch_or(1 << band, Release);
+            // It must be a read-modify-write: a popper that clears the bit afterwards reads the value written here and
+            // so sees the push before it; if a popper cleared the bit before, this sets it again.
+            self.mask.fetch_or(1 << band, release(edge::mask::SET));
         }
     }
 
@@ -330,11 +322,11 @@ impl<T> Injector<T> {
         let popped = queue.pop(max);
         match popped {
             // The pop had hidden the rest, and another popper may have cleared the bit in the meantime.
-            Some((_, Rest::Published)) => self.mark(band),
+            Some((_, Rest::Published)) if !removed(step::REST_MARKED) => self.mark(band),
             None if band != DEFAULT_BAND => {
-                // Acquire (edge `mask`): if this clears a bit that a push has set, the second check sees that push.
-                self.mask.fetch_and(!(1 << band), Acquire);
-                if !queue.is_empty() {
+                // If this clears a bit that a push has set, the second check sees that push.
+                self.mask.fetch_and(!(1 << band), acquire(edge::mask::CLEARED));
+                if !queue.is_empty() && !removed(step::BAND_CHECKED_AGAIN) {
                     self.mark(band);
                 }
             }

@@ -13,12 +13,13 @@ use super::{
     worker::Worker,
 };
 #[cfg(any(raddle_loom, raddle_shuttle))]
-use crate::testing::weaken::{Step, removed};
+use crate::sync::edge::{removed, step};
 use crate::{
     sync::{
-        Ordering::{Acquire, Relaxed, Release, SeqCst},
-        atomic::{AtomicBool, fence},
+        Ordering::Relaxed,
+        atomic::AtomicBool,
         deque::{self, Steal, Stealer},
+        edge::{self, acquire, full_fence, release},
         hint,
     },
     testing::pause::{self, Point},
@@ -141,7 +142,7 @@ impl<T> Lane<T> {
     #[inline]
     pub fn inject(&self, op: OpRef<T>) {
         #[cfg(any(raddle_loom, raddle_shuttle))]
-        if self.options.workers > 1 && !removed(Step::EntersOnce) {
+        if self.options.workers > 1 && !removed(step::ENTERS_ONCE) {
             op.enter_once();
         }
         self.injector.push(op);
@@ -217,7 +218,7 @@ impl<T> Lane<T> {
         }
         // A snapshot: an operation may be missed on a machine that delays the store of a count until after the
         // operation is taken.
-        fence(SeqCst);
+        full_fence(edge::idle::SNAPSHOT);
         self.sleep.idle_since()
     }
 
@@ -257,8 +258,7 @@ impl<T> Lane<T> {
 
     /// Ends the lane, and with it the searches of its workers. May be called only when no operation is left.
     pub fn end(&self) {
-        // Release: the workers see what was done before; pairs with `has_ended`.
-        self.ended.store(true, Release);
+        self.ended.store(true, release(edge::ended::END));
         self.sleep.wake_all();
     }
 
@@ -270,8 +270,7 @@ impl<T> Lane<T> {
 
     /// Whether the lane has [ended](Self::end).
     pub(crate) fn has_ended(&self) -> bool {
-        // Acquire: pairs with `end`.
-        self.ended.load(Acquire)
+        self.ended.load(acquire(edge::ended::SEEN))
     }
 }
 

@@ -30,14 +30,12 @@
 use std::time::Instant;
 
 use super::sleep::Sleep;
-use crate::{
-    sync::{
-        Condvar, Mutex,
-        Ordering::{Relaxed, SeqCst},
-        atomic::{AtomicUsize, fence},
-        lock, wait_until,
-    },
-    testing::weaken::{Step, removed},
+use crate::sync::{
+    Condvar, Mutex,
+    Ordering::Relaxed,
+    atomic::AtomicUsize,
+    edge::{self, full_fence, removed, step},
+    lock, wait_until,
 };
 
 /// How a worker that found something dealt with the loans.
@@ -67,10 +65,8 @@ impl Loans {
     pub fn borrow(&self, sleep: &Sleep) -> bool {
         // Relaxed: ordered by the fence.
         let lent = self.lent.fetch_add(1, Relaxed) + 1;
-        if !removed(Step::BorrowFence) {
-            // Pairs with the fence of a worker that has found something.
-            fence(SeqCst);
-        }
+        // Pairs with the fence of a worker that has found something.
+        full_fence(edge::lent::BORROW);
         let is_covered = sleep.count_idle() >= lent;
         if !is_covered {
             self.give_back();
@@ -84,7 +80,7 @@ impl Loans {
         // change over.
         let staying = lock(&self.staying);
         self.lent.fetch_sub(1, Relaxed);
-        if *staying > 0 && !removed(Step::GiveBackNotifies) {
+        if *staying > 0 && !removed(step::GIVE_BACK_NOTIFIES) {
             self.given_back.notify_all();
         }
     }
@@ -116,7 +112,7 @@ impl Loans {
         loop {
             sleep.note_busy(worker);
             // Pairs with the fence of `borrow`.
-            fence(SeqCst);
+            full_fence(edge::lent::STAY);
             if is_covered() {
                 *staying -= 1;
                 return Stay::Over;

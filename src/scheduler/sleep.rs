@@ -3,9 +3,7 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `thread` | store in `set_thread` | load in `thread_of` | the handle of the thread that runs a worker |
+//! [`thread`](crate::sync::edge::thread), [`sleep`](crate::sync::edge::sleep).
 //!
 //! `README.md` also explains what the fences do.
 
@@ -20,14 +18,12 @@ use super::activity::Count;
 use crate::{
     memory::epoch::{self, Stamp},
     sync::{
-        Ordering::{Acquire, Relaxed, Release, SeqCst},
-        atomic::{AtomicPtr, AtomicU64, AtomicUsize, fence},
+        Ordering::Relaxed,
+        atomic::{AtomicPtr, AtomicU64, AtomicUsize},
+        edge::{self, acquire, engine_step, full_fence, release, removed, step},
         thread::{self, Thread},
     },
-    testing::{
-        pause::{self, Point},
-        weaken::{Step, removed},
-    },
+    testing::pause::{self, Point},
 };
 
 /// What a worker without work does.
@@ -169,8 +165,7 @@ impl Sleep {
         let handle = Box::new(ThreadHandle { thread: thread::current(), stamp: Stamp::new() });
         // Relaxed: the thread that stored the old handle ran the worker before, and handed the worker over.
         let before = self.threads[worker].load(Relaxed);
-        // Release (edge `thread`): the thread's handle.
-        self.threads[worker].store(Box::into_raw(handle), Release);
+        self.threads[worker].store(Box::into_raw(handle), release(edge::thread::SET));
         if let Some(before) = NonNull::new(before) {
             retire(before);
         }
@@ -201,7 +196,7 @@ impl Sleep {
 
     /// Clears the record that `worker` is idle. Called on the thread that runs the worker.
     pub fn note_busy(&self, worker: usize) {
-        if removed(Step::NoteBusy) {
+        if removed(engine_step::NOTE_BUSY) {
             return;
         }
         let finds = &self.finds[worker];
@@ -311,11 +306,11 @@ impl Sleep {
     /// something, it must then check whether there is more work, and if so notify another worker.
     #[must_use]
     pub fn stop_search(&self) -> bool {
-        // Release: pairs with the decrement of the searcher that stops last, through the fence after that decrement. A
-        // notifier whose fence comes after that fence sees that this worker has retracted its announcement.
-        let last = self.searchers.fetch_sub(1, Release) == 1;
+        // A notifier whose fence comes after that of the searcher that stops last sees that this worker has retracted
+        // its announcement.
+        let last = self.searchers.fetch_sub(1, release(edge::sleep::SEARCH_OVER)) == 1;
         // SearchFence: pairs with NotifyFence.
-        fence(SeqCst);
+        full_fence(edge::sleep::STOP_SEARCH);
         last
     }
 
@@ -336,7 +331,7 @@ impl Sleep {
             self.searchers.fetch_sub(1, Relaxed);
         }
         // SleepFence: pairs with NotifyFence.
-        fence(SeqCst);
+        full_fence(edge::sleep::ANNOUNCE);
     }
 
     /// Retracts the announcement of `worker`, which becomes a searcher and so passes a fence when its search ends,
@@ -347,7 +342,7 @@ impl Sleep {
         self.start_search();
         let (word, bit) = self.bit(worker);
         // Relaxed: only the worker itself changes its bit.
-        if word.timed_parkers.load(Relaxed) & bit != 0 && !removed(Step::RetractTimedPark) {
+        if word.timed_parkers.load(Relaxed) & bit != 0 && !removed(step::RETRACT_TIMED_PARK) {
             // Relaxed: released by the decrement in `stop_search`, or ordered by the fence in `announce`, whichever
             // ends the search. The fence of a notifier that still sees the bit comes before the fence in that function
             // (`README.md`, "What the notifier read").
@@ -374,7 +369,7 @@ impl Sleep {
         let mut unreported = 0;
         loop {
             let before = self.finds();
-            if removed(Step::TimedParkEnds) {
+            if removed(step::TIMED_PARK_ENDS) {
                 thread::park();
             } else {
                 thread::park_timeout(TIMED_PARK);
@@ -397,10 +392,8 @@ impl Sleep {
     #[inline]
     pub fn notify(&self) {
         pause::at(Point::WakeBeforeFence);
-        if !removed(Step::NotifyFence) {
-            // NotifyFence: pairs with SearchFence and SleepFence.
-            fence(SeqCst);
-        }
+        // NotifyFence: pairs with SearchFence and SleepFence.
+        full_fence(edge::sleep::NOTIFY);
         pause::at(Point::WakeFenced);
         // Relaxed: ordered by the NotifyFence.
         if self.searchers.load(Relaxed) > 0 {
@@ -468,7 +461,7 @@ impl Sleep {
     pub fn wake_all(&self) {
         // NotifyFence: a worker whose first thread is set too late to be woken here checks for the end, or a recall,
         // after its SleepFence.
-        fence(SeqCst);
+        full_fence(edge::sleep::NOTIFY_ALL);
         (0..self.threads.len()).for_each(|worker| self.wake(worker));
     }
 
@@ -485,8 +478,7 @@ impl Sleep {
     /// Returns the thread that runs `worker`.
     fn thread_of(&self, worker: usize) -> Option<Thread> {
         let _guard = epoch::pin();
-        // Acquire (edge `thread`).
-        let handle = NonNull::new(self.threads[worker].load(Acquire))?;
+        let handle = NonNull::new(self.threads[worker].load(acquire(edge::thread::NOTIFIED)))?;
         // SAFETY: `set_thread` allocated the handle, and a handle replaced while this thread is pinned is not
         // reclaimed.
         let handle = unsafe { handle.as_ref() };

@@ -16,12 +16,10 @@ use super::{
 use crate::{
     sync::{
         deque::{self, Steal, Stealer},
+        edge::{engine_step, removed, step},
         hint,
     },
-    testing::{
-        pause::{self, Point},
-        weaken::{Step, removed},
-    },
+    testing::pause::{self, Point},
     tracker::OpRef,
 };
 
@@ -193,7 +191,9 @@ impl<T> Worker<T> {
         if let Some(op) = self.slot.take() {
             self.enqueue(op);
         }
-        self.notify();
+        if !removed(step::SHARED_SLOT_NOTIFIES) {
+            self.notify();
+        }
     }
 
     /// Pushes an operation into the deque, or into the injector if the deque is full or the band is not the default. If
@@ -235,7 +235,9 @@ impl<T> Worker<T> {
                 self.unnotified.set(true);
             }
         }
-        self.notify();
+        if !removed(step::PUT_BACK_NOTIFIES) {
+            self.notify();
+        }
         taken
     }
 
@@ -293,7 +295,9 @@ impl<T> Worker<T> {
     /// the error.
     #[inline]
     pub fn next_in_slot(&self) -> Result<OpRef<T>, Option<OpRef<T>>> {
-        self.notify();
+        if !removed(step::SUCCESSORS_NOTIFY) {
+            self.notify();
+        }
         self.lane.sleep().count_find(self.index);
         let slot = self.slot.take();
         let is_next = |op: &OpRef<T>| {
@@ -481,7 +485,7 @@ impl<T> Worker<T> {
         let op = chain.next();
         let shared = rest == Rest::Published || chain.has_more();
         chain.for_each(|op| self.deque.push(op));
-        if shared {
+        if shared && !removed(engine_step::BATCH_NOTIFIES) {
             self.lane.sleep().notify();
         }
         op
@@ -509,7 +513,7 @@ impl<T> Worker<T> {
                         pause::at(Point::StealTaken);
                         self.victim.set(victim);
                         self.lane.activity(self.index).steals.add_one();
-                        if !self.deque.is_empty() {
+                        if !self.deque.is_empty() && !removed(step::STEAL_NOTIFIES) {
                             self.lane.sleep().notify();
                         }
                         return Some(op);
@@ -576,7 +580,7 @@ impl<T> Worker<T> {
             sleep.announce(self.index, state, park);
             guard.state.set(SearchState::Announced);
             pause::at(Point::SleepAnnounced);
-            if !removed(Step::SearchAgainBeforePark) {
+            if !removed(step::SEARCH_AGAIN_BEFORE_PARK) {
                 // This search comes after the announcement: a notifier that saw no sleeper had already made its work
                 // visible, so this search sees the work.
                 if let Some(op) = self.find_again() {
@@ -591,7 +595,7 @@ impl<T> Worker<T> {
                     }
                 }
                 sleep.note_idle(self.index);
-                if self.lane.ends_searches() {
+                if self.lane.ends_searches() && !removed(step::END_CHECKED_AGAIN) {
                     sleep.retract(self.index);
                     let _ = sleep.stop_search();
                     // A recalled worker may be given a thread again, whose first call to `find` is not in a search.
@@ -620,7 +624,8 @@ impl<T> Worker<T> {
     /// Ends a search that found `op`. The last searcher wakes another worker if there is more work, because notifiers
     /// relied on it. Returns `None` if the worker stayed idle because its place was lent, and must search again.
     fn finish_search(&self, op: OpRef<T>) -> Option<OpRef<T>> {
-        if self.lane.sleep().stop_search() && self.lane.has_work() {
+        let is_last = self.lane.sleep().stop_search() && !removed(step::LAST_SEARCHER_CHECKS);
+        if is_last && self.lane.has_work() {
             self.lane.sleep().notify();
         }
         let has_stayed = self.has_stayed.replace(false);

@@ -10,10 +10,8 @@
 //! itself. A fork is detected because `crate::engine::fork` arranges for the child to call [`begin`] before anything
 //! else; a `clone` or `vfork` that skips this call is not detected.
 
-use std::sync::atomic::{
-    AtomicPtr, AtomicUsize,
-    Ordering::{AcqRel, Acquire, Relaxed},
-};
+use crate::sync::edge::{self, acquire, release};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
 
 /// The number of forks between the first process and this one.
 static FORKS: AtomicUsize = AtomicUsize::new(0);
@@ -62,8 +60,7 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
     /// Returns this process's value, calling `make` if there is none yet. If several threads make values concurrently,
     /// all receive the same one.
     pub(crate) fn get(&self, make: impl FnOnce() -> T) -> &'static T {
-        // Acquire: pairs with the exchange in `make`.
-        let made = self.0.load(Acquire);
+        let made = self.0.load(acquire(edge::made::GOT));
         // SAFETY: every value that the pointer has ever referred to was leaked.
         match unsafe { made.as_ref() } {
             Some(made) if !made.process.is_foreign() => &made.value,
@@ -74,8 +71,7 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
     #[cold]
     fn make(&self, before: *mut Made<T>, value: T) -> &'static T {
         let new = Box::into_raw(Box::new(Made { process: ProcessMark::current(), value }));
-        // AcqRel: pairs with the load in `get`; on failure, acquires the value of the thread that won the race.
-        let now = match self.0.compare_exchange(before, new, AcqRel, Acquire) {
+        let now = match self.0.compare_exchange(before, new, release(edge::made::MADE), acquire(edge::made::LOST)) {
             Ok(_) => new,
             Err(now) => {
                 // SAFETY: `new` was boxed above, and no other thread has a pointer to it.

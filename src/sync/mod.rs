@@ -15,7 +15,7 @@
 //! | the threads of an engine | `std` | `std` | shuttle |
 //! | [`epoch`](crate::memory::epoch) | crossbeam-epoch | crossbeam-epoch on loom's atomics, or its contract alone (`epoch::Flavour`) | its contract |
 //! | [`deque`] | crossbeam-deque | a counted `VecDeque`: crossbeam-deque names `core`'s atomics, which loom cannot see | the same |
-//! | [`weaken`](crate::testing::weaken) | nothing, always off | switches that remove one protocol step, for the twins that must fail | the same |
+//! | [`edge`] | constants | looked up, so that a test can weaken one of them | the same |
 //!
 //! [`pause`](crate::testing::pause) is for tests on real threads and does nothing in either model build.
 //!
@@ -32,13 +32,17 @@
 //! # Under `ThreadSanitizer`
 //!
 //! `ThreadSanitizer` follows the edges created by ordered accesses, but not those created by fences. The cfg
-//! `raddle_tsan`, which `.ci/run sanitizers` sets, therefore replaces the one fence that hands over data, in
-//! [`acquire`]. The `SeqCst` fences order only words that are themselves atomics, and remain; no other module may use a
+//! `raddle_tsan`, which the runs under sanitizers set, therefore replaces the one fence that hands over data, in
+//! [`edge::acquire_all`]. The `SeqCst` fences order only words that are themselves atomics, and remain; no other module may use a
 //! fence to hand over data. crossbeam's crates have their own switches.
 
 #[cfg(raddle_shuttle)]
 pub mod announced;
 pub(crate) mod deque;
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) mod edge;
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub mod edge;
 pub(crate) mod fork;
 
 /// Declares a thread-local of `std`, or of loom or shuttle, where each of a model's threads has its own instance.
@@ -284,22 +288,6 @@ mod imp {
 
 pub(crate) use imp::{Condvar, Mutex, MutexGuard, OnceLock, atomic, cell, hint, mpsc, thread};
 pub(crate) use std::sync::atomic::Ordering;
-
-/// Acquires what happened before each releasing change of `counter`, up to the last change that the caller has made or
-/// seen; the caller must have made or seen one. This is a fence, so only a caller that needs the ordering pays for it.
-#[inline(always)]
-pub(crate) fn acquire(counter: &atomic::AtomicU64) {
-    #[cfg(not(raddle_tsan))]
-    {
-        let _ = counter;
-        // Acquire: pairs with the releases.
-        atomic::fence(Ordering::Acquire);
-    }
-    // Acquire: pairs with the same releases, since every change of the counter is a read-modify-write and continues
-    // them.
-    #[cfg(raddle_tsan)]
-    counter.load(Ordering::Acquire);
-}
 
 /// Locks `mutex`, ignoring poisoning: every critical section of this crate leaves its data valid at each step.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,4 +1,3 @@
-//! Switches and pauses that tests use inside protocols; they compile to nothing in ordinary builds.
+//! Pauses that tests use inside protocols; they compile to nothing in ordinary builds.
 
 pub(crate) mod pause;
-pub(crate) mod weaken;

@@ -23,9 +23,10 @@
 
 use std::{mem, time::Instant};
 
-use crate::{
-    sync::{Condvar, Mutex, lock, wait_until},
-    testing::weaken::{Step, removed},
+use crate::sync::{
+    Condvar, Mutex,
+    edge::{removed, step},
+    lock, wait_until,
 };
 
 /// Workers `W` without a thread.
@@ -116,7 +117,9 @@ impl<W> Aside<W> {
         state.requested = false;
         f();
         drop(state);
-        self.changed.notify_all();
+        if !removed(step::START_ENDS_STOP) {
+            self.changed.notify_all();
+        }
     }
 
     /// Calls `f` if a stop is requested. The stop cannot be cancelled until `f` has returned.
@@ -150,7 +153,7 @@ impl<W> Aside<W> {
         if !state.requested {
             return Laid::NotWanted;
         }
-        if state.waiting > 0 {
+        if state.waiting > 0 && !removed(step::WAITING_KEEPS_WORKERS) {
             return Laid::NotYet;
         }
         let Some(worker) = take() else { return Laid::NotYet };
@@ -187,7 +190,7 @@ impl<W> Aside<W> {
             resume();
         }
         state.waiting += 1;
-        if removed(Step::WaitsTakeUp) { Vec::new() } else { mem::take(&mut state.workers) }
+        if removed(step::WAITS_TAKE_UP) { Vec::new() } else { mem::take(&mut state.workers) }
     }
 
     /// Records that program code is running on a thread that has given its worker away. Records nothing if a stop is

@@ -24,9 +24,10 @@
 
 use std::{mem, sync::Arc, time::Instant};
 
-use crate::{
-    sync::{Condvar, Mutex, lock, wait_until},
-    testing::weaken::{Step, removed},
+use crate::sync::{
+    Condvar, Mutex,
+    edge::{removed, step},
+    lock, wait_until,
 };
 
 /// The offer to a waiting thread.
@@ -157,7 +158,7 @@ impl<W> SpareThreads<W> {
         if let Some(index) = index {
             state.slots.remove(index);
         }
-        index.is_some() || removed(Step::SparesCheckAgain)
+        index.is_some() || removed(step::SPARES_CHECK_AGAIN)
     }
 
     /// Ends all current and later waits: there will be no more workers.

@@ -13,16 +13,14 @@ use std::{
     ptr,
     sync::{
         Arc,
-        atomic::{
-            AtomicBool, AtomicU64,
-            Ordering::{Acquire, Relaxed, Release},
-        },
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
 use rtrb::{Producer, chunks::ChunkError};
 
 use super::event::{self, OpId, Outcome, Place, PlaceWord, Short, Slot};
+use crate::sync::edge::{self, acquire, release};
 
 /// What a ring's two ends share beside the ring.
 #[derive(Debug, Default)]
@@ -67,14 +65,12 @@ impl Running {
         self.op.store(op.0, Relaxed);
         self.from.store(from, Relaxed);
         self.place.store(place, Relaxed);
-        // Release: publishes the words, and what precedes the call, to `RingShared::running`.
-        self.check.store(Self::check(op.0, from, place), Release);
+        self.check.store(Self::check(op.0, from, place), release(edge::running::BEGUN));
     }
 
     /// Makes readers find no call, since its start is in the ring or lost.
     fn clear(&self) {
-        // Release: a reader that finds no call in `RingShared::running` finds its start in the ring.
-        self.check.store(0, Release);
+        self.check.store(0, release(edge::running::WRITTEN));
     }
 
     /// Returns the time and the place of the call, as the thread has stored them.
@@ -91,8 +87,7 @@ impl RingShared {
     /// quickly that none is found, or if it was interrupted while it stored one.
     pub(super) fn running(&self) -> Option<(OpId, u64, Place)> {
         for _ in 0..TRIES {
-            // Acquire: pairs with the stores in `Running::set` and `Running::clear`.
-            let check = self.running.check.load(Acquire);
+            let check = self.running.check.load(acquire(edge::running::FOUND));
             if check == 0 {
                 return None;
             }
@@ -109,8 +104,7 @@ impl RingShared {
 
     /// Returns whether the thread writes no more. If so, the ring holds all that it has written.
     pub(super) fn is_over(&self) -> bool {
-        // Acquire: pairs with the store in the drop of `Writer`.
-        self.is_over.load(Acquire)
+        self.is_over.load(acquire(edge::written::SEEN))
     }
 }
 
@@ -230,8 +224,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // Release: the thread's last events are in the ring, for `RingShared::is_over`.
-        self.shared.is_over.store(true, Release);
+        self.shared.is_over.store(true, release(edge::written::LAST));
     }
 }
 

@@ -9,11 +9,11 @@ use super::{
 use crate::{
     memory::epoch::{Atomic, Pointer, Shared, unprotected},
     sync::{
-        Ordering::{Acquire, Relaxed},
+        Ordering::Relaxed,
         atomic::{AtomicBool, AtomicU8},
+        edge::{self, acquire, removed, step},
         hint,
     },
-    testing::weaken::{Step, removed},
 };
 
 /// Set once all earlier writers of the variable are done.
@@ -360,15 +360,14 @@ impl<T> Access<T> {
                 std::ptr::eq(word.as_raw(), other) && other.word.load(Relaxed, unprotected()).is_null()
             });
         // Once the operation is registered, anything that the caller pushes on the variable goes behind this access.
-        (is_last || removed(Step::JoinOnlyTheLast))
+        (is_last || removed(step::JOIN_ONLY_THE_LAST))
             && (satisfied_as_well || !self.is_satisfied_by(word.tag()))
-            && (removed(Step::JoinWhatIsIn) || self.op().is_some_and(Op::is_registered))
+            && (removed(step::JOIN_WHAT_IS_IN) || self.op().is_some_and(Op::is_registered))
     }
 
     /// Returns whether the access is the last of its variable and an access of `mode` behind it would be satisfied.
     pub(super) fn leaves_idle(&self, mode: Mode) -> bool {
-        // Acquire (edge `complete`): the caller may use the variable's data as if it had pushed an operation on it.
-        let word = self.word.load(Acquire, unprotected());
+        let word = self.word.load(acquire(edge::complete::IDLE), unprotected());
         word.is_null() && self.mode.grantable(word.tag()) & mode.satisfied_by() != 0
     }
 }

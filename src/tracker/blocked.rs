@@ -10,10 +10,7 @@ use super::{
     followers::{up_to_writer, waits_for},
     op::Op,
 };
-use crate::{
-    memory::epoch,
-    testing::weaken::{Step, removed},
-};
+use crate::memory::epoch;
 
 /// Operations that a walk has yet to visit, each with a number identifying how the walk reached it.
 pub type Ahead<T> = Vec<(NonNull<Op<T>>, usize)>;
@@ -57,7 +54,7 @@ pub unsafe fn walk_blocked<T>(
     max: usize,
     mut look: impl FnMut(&Op<T>, usize, &mut Ahead<T>) -> bool,
 ) -> bool {
-    let _guard = if removed(Step::WalkPins) { None } else { Some(epoch::pin()) };
+    let _guard = epoch::pin();
     let mut visited = Pointers::default();
     let mut looked_at: Ahead<T> = Vec::new();
     // The accesses, other than writers, from which queues have been walked. The same accesses wait for all readers of a

@@ -9,13 +9,11 @@ use super::{
 use crate::{
     memory::epoch::{self, Atomic, Shared},
     sync::{
-        Ordering::{AcqRel, Relaxed, Release},
+        Ordering::Relaxed,
+        edge::{self, acquire_release, release, removed, step},
         hint, thread_static,
     },
-    testing::{
-        pause::{self, Point},
-        weaken::{Step, removed},
-    },
+    testing::pause::{self, Point},
 };
 
 /// Whether a completion has spent an access.
@@ -107,10 +105,8 @@ pub(super) fn complete_access<T>(access: NonNull<Access<T>>, ready: &mut ReadyLi
 /// step for the access, the record may be reclaimed during the call.
 #[inline]
 fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access<T>> {
-    let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
+    let order = acquire_release(edge::link::FLAGGED, edge::complete::FLAGGED);
     pause::at(Point::CompleteBeforeFlags);
-    // AcqRel (edges `complete`, `link`): releases this operation's writes and those that this thread has acquired;
-    // acquires the writes published with earlier flags, and the next access.
     let old = word.fetch_or(flags, order, epoch::unprotected());
     pause::at(Point::CompleteFlagged);
     old
@@ -202,7 +198,7 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         }
         // A writer that was not satisfied is not done, so it grants nothing to the accesses behind it.
         let gained = if mode.is_write() { 0 } else { newly_grantable(new, old.tag()) };
-        let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));
+        let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(step::READERS_PASS_ON));
         if stop {
             if let Some(before) = satisfied {
                 pause::at(Point::CompleteBeforeSatisfy);
@@ -219,7 +215,8 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         // A wait, which receives `READ_OK` but is not satisfied by it, does not keep the next access alive; the reader
         // before the wait still does.
         if newly_satisfied {
-            if let Some(before) = satisfied.replace(op) {
+            let counted = if removed(step::SATISFIED_LATE) { Some(op) } else { satisfied.replace(op) };
+            if let Some(before) = counted {
                 pause::at(Point::CompleteBeforeSatisfy);
                 // SAFETY: this thread has satisfied the access, and counts it once, here.
                 unsafe { OpRef::satisfy(before, ready) };
@@ -247,7 +244,7 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
 /// tag `tag`.
 #[inline]
 fn advance_tail<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
-    if removed(Step::TailPastRetired) {
+    if removed(step::TAIL_PAST_RETIRED) {
         return;
     }
     // Once an operation is registered, the tails are past the predecessors of its accesses (edge `register`).
@@ -256,14 +253,16 @@ fn advance_tail<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
         return;
     }
     // As in `swing`: a reader linked behind `next` relies on the deferred flags of `next`.
-    next.defer_flags(grantable_at_link(tag));
+    if !removed(step::COMPLETION_DEFERS) {
+        next.defer_flags(grantable_at_link(tag));
+    }
     pause::at(Point::CompleteBeforePass);
-    // Release (edge `swing`): hands over the access and its deferred flags. Failure means that the tail is past
-    // `access`: the tail was at `access` when `next` was linked, and this thread has acquired that link.
+    // Failure means that the tail is past `access`: the tail was at `access` when `next` was linked, and this thread
+    // has acquired that link.
     let _ = access.queue().tail.compare_exchange(
         Shared::from(std::ptr::from_ref(access)),
         Shared::from(std::ptr::from_ref(next)),
-        Release,
+        release(edge::swing::PASSED),
         Relaxed,
         epoch::unprotected(),
     );

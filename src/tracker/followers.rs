@@ -4,7 +4,10 @@ use super::{
     access::{Access, Mode},
     op::Op,
 };
-use crate::{memory::epoch, sync::Ordering::Acquire};
+use crate::{
+    memory::epoch,
+    sync::edge::{self, acquire},
+};
 
 /// The maximum number of accesses that [`followers`] visits behind each access of `op`. Not tuned: more readers are
 /// rarely known this early.
@@ -49,8 +52,7 @@ pub(super) unsafe fn up_to_writer<T>(own: &Access<T>) -> impl Iterator<Item = &A
             // Accesses behind a writer wait for that writer.
             return None;
         }
-        // Acquire (edge `link`): the next access and its operation.
-        let word = at.word.load(Acquire, epoch::unprotected());
+        let word = at.word.load(acquire(edge::link::FOLLOWERS), epoch::unprotected());
         if word.is_null() {
             return None;
         }

@@ -8,7 +8,10 @@ use super::{
 };
 use crate::{
     memory::epoch::{Guard, unprotected},
-    sync::Ordering::{Acquire, Relaxed},
+    sync::{
+        Ordering::Relaxed,
+        edge::{self, acquire},
+    },
 };
 
 /// The maximum number of operations listed as waiting for an access that does not mutate. Not tuned: any number of waits
@@ -89,8 +92,7 @@ impl<'g, T> Successors<'g, T> {
     /// # Safety
     /// 1. When this thread was pinned, nothing behind `at` had been retired.
     unsafe fn next(&self, at: &Access<T>) -> Option<&'g Access<T>> {
-        // Acquire (edge `link`): the next access and its operation.
-        let word = at.word.load(Acquire, unprotected());
+        let word = at.word.load(acquire(edge::link::LOOKED_AT), unprotected());
         // SAFETY: (1): so the next access is not reclaimed before this thread is unpinned.
         let next = unsafe { word.as_ref() };
         next.inspect(|next| next.check())

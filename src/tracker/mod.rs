@@ -114,14 +114,8 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `link` | CAS of the predecessor's word in `insert` | loads of the word, `fetch_or` in `add_flags` | the new access and its operation |
-//! | `swing` | CAS of `tail` | loads of `tail` in `insert` and `is_idle` | the access, its deferred flags, and the writes published with the flags that were grantable when it was linked |
-//! | `register` | CAS of `unregistered` in `register`, the pusher's swap or store | load in `is_past` | the fact that the access is in its queue and the tail is past its predecessor |
-//! | `complete` | `fetch_or` of flags in `add_flags` | the same, further down the queue; loads of the word in `insert` and `is_idle` | the writes of finished operations |
-//! | `ready` | `fetch_sub` of `wait` | the decrement that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
-//! | `retire` | `fetch_sub` of `live` | the load after the decrement that reaches zero, or the load that finds only the caller's shares left; the load in `hold` | the fact that only pinned helpers still use the record |
+//! [`link`](crate::sync::edge::link), [`swing`](crate::sync::edge::swing), [`register`](crate::sync::edge::register),
+//! [`complete`](crate::sync::edge::complete), [`ready`](crate::sync::edge::ready), [`retire`](crate::sync::edge::retire).
 //!
 //! A thread that links an access has acquired the writes published with the flags that it found grantable. The thread
 //! hands these writes over with the access, by `link` and `swing`, so flags set or deferred afterwards (`grant`,

@@ -18,9 +18,10 @@ use crate::{
         registry,
     },
     sync::{
-        Ordering::{AcqRel, Acquire, Relaxed, Release},
+        Ordering::Relaxed,
         atomic::{AtomicPtr, AtomicU32},
         cell::UnsafeCell,
+        edge::{self, acquire, acquire_release, release, removed, step},
     },
 };
 
@@ -288,8 +289,7 @@ impl<T> Op<T> {
     /// Returns whether the access with this value of [`left_at`](Self::left_at) is known to be in its queue.
     #[inline]
     pub(super) fn is_past(&self, left: u32) -> bool {
-        // Acquire (edge `register`): the accesses are in their queues, and the tails are past their predecessors.
-        self.unregistered.load(Acquire) < left
+        self.unregistered.load(acquire(edge::register::PAST)) < left
     }
 
     /// Records that the access with this value of [`left_at`](Self::left_at) is in its queue and that the tail has
@@ -299,9 +299,9 @@ impl<T> Op<T> {
         // Relaxed: only the expected value of the CAS.
         let mut seen = self.unregistered.load(Relaxed);
         while seen & !REJECTED == left {
-            // Release (edge `register`): the tail is past the predecessor. A read-modify-write, so it continues the
-            // release sequences of other helpers.
-            match self.unregistered.compare_exchange_weak(seen, seen - ONE, Release, Relaxed) {
+            // A read-modify-write, so it continues the release sequences of other helpers.
+            let order = release(edge::register::COUNTED);
+            match self.unregistered.compare_exchange_weak(seen, seen - ONE, order, Relaxed) {
                 Ok(_) => return,
                 Err(now) => seen = now,
             }
@@ -340,13 +340,11 @@ impl<T> Op<T> {
         // its queue.
         let rejected = self.unregistered.load(Relaxed) & REJECTED;
         if arity == Arity::One {
-            // Release (edge `register`): the tail is past the predecessor. A store suffices: no other thread counts the
-            // only access.
-            self.unregistered.store(rejected, Release);
+            // A store suffices: no other thread counts the only access.
+            self.unregistered.store(rejected, release(edge::register::SOLE));
         } else {
-            // Release (edge `register`): the tails are past the predecessors. A read-modify-write, so it continues the
-            // release sequences of helpers.
-            self.unregistered.swap(rejected, Release);
+            // A read-modify-write, so it continues the release sequences of helpers.
+            self.unregistered.swap(rejected, release(edge::register::SEVERAL));
         }
         rejected != 0
     }
@@ -460,13 +458,10 @@ pub(super) unsafe fn alive<'a, T>(op: NonNull<Op<T>>) -> &'a Op<T> {
 pub(super) unsafe fn end_shares<T>(record: NonNull<Op<T>>, shares: u32) {
     // SAFETY: by (1), the shares keep the record alive up to here.
     let op = unsafe { alive(record) };
-    // Acquire (edge `retire`): synchronizes with the threads that have ended their shares. No share can be added once
-    // only the caller's are left.
-    let last = op.live.load(Acquire) == shares || {
-        // Release (edge `retire`): this thread's uses of the record come before the record is retired.
-        op.live.fetch_sub(shares, Release) == shares && {
-            // Acquire (edge `retire`): synchronizes with the threads that have ended their shares.
-            let _ = op.live.load(Acquire);
+    // No share can be added once only the caller's are left.
+    let last = op.live.load(acquire(edge::retire::ALONE)) == shares || {
+        op.live.fetch_sub(shares, release(edge::retire::ENDED)) == shares && {
+            let _ = op.live.load(acquire(edge::retire::LAST));
             true
         }
     };
@@ -665,9 +660,9 @@ impl<T> OpRef<T> {
     /// Returns an additional share, which keeps the record and its task alive beyond the operation's completion.
     #[inline]
     pub fn hold(&self) -> Hold<T> {
-        // Acquire (edge `retire`): the store below ends the release sequence of the shares that have ended.
-        let shares = self.live.load(Acquire);
-        if shares == self.accesses().len() as u32 + 1 {
+        // The store below ends the release sequence of the shares that have ended.
+        let shares = self.live.load(acquire(edge::retire::HELD));
+        if shares == self.accesses().len() as u32 + 1 || removed(step::ALONE_WHEN_SHARING) {
             // Relaxed: no other thread changes the count. Only the owner adds shares, the accesses' shares end only
             // after the operation is complete, and no other share is left.
             self.live.store(shares + 1, Relaxed);
@@ -694,9 +689,9 @@ impl<T> OpRef<T> {
     pub(super) unsafe fn satisfy(op: NonNull<Op<T>>, ready: &mut ReadyList<T>) {
         // SAFETY: by (1) the operation is not ready before this call counts the access, so its record is in use.
         let wait = &unsafe { alive(op) }.wait;
-        // Acquire (edge `ready`): if 1 is left, that is this thread's decrement, and all others are acquired.
-        // AcqRel (edge `ready`): each decrement continues the release sequence, and the last one acquires all of them.
-        if wait.load(Acquire) == 1 || wait.fetch_sub(1, AcqRel) == 1 {
+        // If 1 is left, that is this thread's decrement. Each decrement continues the release sequence.
+        let order = acquire_release(edge::ready::LAST, edge::ready::SATISFIED);
+        if wait.load(acquire(edge::ready::ALONE)) == 1 || wait.fetch_sub(1, order) == 1 {
             ready.push(Self(op));
         }
     }
@@ -710,9 +705,8 @@ impl<T> OpRef<T> {
     /// 1. `access` is the operation's [only access](Op::sole_access).
     #[inline]
     pub(super) unsafe fn leave_to_access(self, access: &Access<T>) -> Result<NonNull<Op<T>>, Self> {
-        // Acquire (edge `retire`): synchronizes with the holders that have ended their shares. No share can be added
-        // once only the caller's and the access's are left.
-        if self.live.load(Acquire) != 2 {
+        // No share can be added once only the caller's and the access's are left.
+        if self.live.load(acquire(edge::retire::UNHELD)) != 2 && !removed(step::ALONE_WHEN_LEFT) {
             return Err(self);
         }
         // SAFETY: by (1) the operation has one access, in its record.

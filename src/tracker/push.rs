@@ -7,11 +7,11 @@ use super::{
 };
 use crate::{
     memory::epoch::{self, Guard, Shared},
-    sync::Ordering::{AcqRel, Acquire, Relaxed, Release},
-    testing::{
-        pause::{self, Point},
-        weaken::{Step, removed},
+    sync::{
+        Ordering::Relaxed,
+        edge::{self, acquire, acquire_release, release, removed, step},
     },
+    testing::pause::{self, Point},
 };
 
 /// The result of [`push`].
@@ -128,14 +128,14 @@ fn end_push<T>(own: &Op<T>, mut satisfied: u32, linked_by: LinkedBy) -> (bool, b
     // Accesses linked by this thread itself already have their flags.
     if linked_by == LinkedBy::Helper {
         for access in accesses {
-            satisfied += access.adopt_deferred();
+            satisfied += if removed(step::DEFERRED_ADOPTED) { 0 } else { access.adopt_deferred() };
         }
     }
     pause::at(Point::PushBeforeDecrement);
     // If this thread counted every access as satisfied, no other thread decrements `wait`.
     let ready = satisfied == accesses.len() as u32 || {
-        // AcqRel (edge `ready`): releases the task to the thread that runs it, and acquires the writes of predecessors.
-        own.wait.fetch_sub(satisfied + 1, AcqRel) == satisfied + 1
+        let order = acquire_release(edge::ready::LAST_IN_PUSH, edge::ready::PUSHED);
+        own.wait.fetch_sub(satisfied + 1, order) == satisfied + 1
     };
     (ready, rejected)
 }
@@ -183,7 +183,9 @@ fn append<T>(own: &Op<T>, access: &Access<T>, left: u32, by: Inserter, satisfied
             Insertion::AlreadyLinked => return LinkedBy::Helper,
             Insertion::Behind(other) => {
                 pause::at(Point::HelpBegins);
-                help(other, guard);
+                if !removed(step::HELPS) {
+                    help(other, guard);
+                }
                 pause::at(Point::HelpEnds);
             }
         }
@@ -255,8 +257,8 @@ impl<T> Stalled<T> {
     pub fn finish(self) -> Pushed<T> {
         if let Some(last) = self.op.accesses().last().filter(|_| !self.tail.is_null()) {
             let (tail, access) = (Shared::from(self.tail), Shared::from(std::ptr::from_ref(last)));
-            // Release (edge `swing`): hands over the access, as the same CAS in `insert` does.
-            let _ = last.queue().tail.compare_exchange(tail, access, Release, Relaxed, &self.guard);
+            let order = release(edge::swing::INSERTED);
+            let _ = last.queue().tail.compare_exchange(tail, access, order, Relaxed, &self.guard);
         }
         finish_push(self.op, self.inserted, self.satisfied, &self.guard)
     }
@@ -291,8 +293,7 @@ pub(super) fn insert<'g, T>(
     // linked this access, and the pusher may set flags with a store.
     let unseen = matches!(by, Inserter::SolePusher | Inserter::FirstPusher);
     loop {
-        // Acquire (edge `swing`): the access at the tail and its deferred flags.
-        let tail_word = queue.tail.load(Acquire, guard);
+        let tail_word = queue.tail.load(acquire(edge::swing::TAIL), guard);
         // SAFETY: the tail is never null, and an access to which it has pointed while this thread was pinned is not
         // reclaimed (edge `retire`).
         let tail = unsafe { tail_word.deref() };
@@ -300,32 +301,35 @@ pub(super) fn insert<'g, T>(
             if !own {
                 pause::at(Point::HelpBeforeAdvance);
             }
-            target.register(left);
+            if !removed(step::REGISTERED_AT_TAIL) {
+                target.register(left);
+            }
             return Insertion::AlreadyLinked;
         }
         tail.check();
         pause::at(Point::PushReadTail);
-        // Acquire (edges `link`, `complete`): the next access and the writes published with the flags. Also keeps the
-        // load of `unregistered` below after this load.
-        let word = tail.word.load(Acquire, guard);
+        // Also acquires the writes published with the flags (edge `complete`), and keeps the load of `unregistered`
+        // below after this load.
+        let word = tail.word.load(acquire(edge::link::TAIL), guard);
         if !word.is_null() {
             swing(queue, tail, word, guard);
             continue;
         }
         pause::at(Point::PushReadWord);
-        if !removed(Step::HelpBeforeAppend) && !tail.is_sole() {
+        if !removed(step::HELP_BEFORE_APPEND) && !tail.is_sole() {
             // SAFETY: a variable's initial access counts as a sole one.
             let other = unsafe { tail.own_op() };
             if !other.is_registered() {
                 return Insertion::Behind(other);
             }
         }
-        if !unseen && !removed(Step::RereadRegistered) && target.is_past(left) {
+        if !unseen && !removed(step::REREAD_REGISTERED) && target.is_past(left) {
             return Insertion::AlreadyLinked;
         }
         // Relaxed: a thread that inserts behind the deletion has acquired the tail, which was moved after the flag was
         // set.
         if queue.closed.load(Relaxed)
+            && !removed(step::CLOSED_CHECKED)
             && !target.queued.passes_closed()
             && target.reject(left) == Rejection::AlreadyLinked
         {
@@ -339,23 +343,25 @@ pub(super) fn insert<'g, T>(
         }
         let link = tagged(access, word.tag() | linked(grantable));
         pause::at(Point::PushBeforeLink);
-        // Release (edge `link`): publishes the access. The load acquired the writes published with the flags that the
-        // access is granted: the word has not changed since, and a flag set twice (`grant`) has nothing new to release.
-        if tail.word.compare_exchange(word, link, Release, Relaxed, guard).is_err() {
+        // The load acquired the writes published with the flags that the access is granted: the word has not changed
+        // since, and a flag set twice (`grant`) has nothing new to release.
+        if tail.word.compare_exchange(word, link, release(edge::link::LINKED), Relaxed, guard).is_err() {
             continue;
         }
         pause::at(Point::PushLinked);
         if !own {
-            access.defer_flags(grantable);
+            if !removed(step::HELPER_DEFERS) {
+                access.defer_flags(grantable);
+            }
         } else if unseen {
             *satisfied += u32::from(access.mode().is_satisfied_by(grantable));
         } else if grantable != 0 {
             *satisfied += access.grant(grantable);
         }
         pause::at(Point::PushBeforeSwing);
-        // Release (edge `swing`): hands over the access and its deferred flags. Fails if another thread has moved the
-        // tail.
-        let _ = queue.tail.compare_exchange(tail_word, tagged(access, 0), Release, Relaxed, guard);
+        // Fails if another thread has moved the tail.
+        let order = release(edge::swing::INSERTED);
+        let _ = queue.tail.compare_exchange(tail_word, tagged(access, 0), order, Relaxed, guard);
         pause::at(Point::PushBeforeRetire);
         if grantable & WRITE_OK != 0 {
             // The predecessor had `WRITE_OK` and `DONE`, and now has a next access.
@@ -376,9 +382,11 @@ fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, 
     pause::at(Point::HelpBeforeHints);
     // These are not the flags that `tail` can grant now: a completion that sets flags after the link propagates them
     // itself.
-    next.defer_flags(grantable_at_link(word.tag()));
+    if !removed(step::SWING_DEFERS) {
+        next.defer_flags(grantable_at_link(word.tag()));
+    }
     pause::at(Point::HelpBeforeSwing);
-    // Release (edge `swing`): hands over the access and its deferred flags. Fails if another thread has moved the tail.
-    let _ =
-        queue.tail.compare_exchange(Shared::from(std::ptr::from_ref(tail)), word.with_tag(0), Release, Relaxed, guard);
+    // Fails if another thread has moved the tail.
+    let (tail, order) = (Shared::from(std::ptr::from_ref(tail)), release(edge::swing::HELPED));
+    let _ = queue.tail.compare_exchange(tail, word.with_tag(0), order, Relaxed, guard);
 }

@@ -6,9 +6,10 @@ use super::access::{Access, Mode};
 use crate::{
     memory::epoch::{self, Atomic, Shared, Stamp},
     sync::{
-        Ordering::{Acquire, Relaxed},
+        Ordering::Relaxed,
         atomic::AtomicBool,
         cell::UnsafeCell,
+        edge::{self, acquire},
         hint,
     },
 };
@@ -111,8 +112,7 @@ impl<T> VarQueue<T> {
     pub fn is_idle(&self, mode: Mode) -> bool {
         let guard = epoch::pin();
         self.stamp.check();
-        // Acquire (edge `swing`): the access at the tail.
-        let tail = self.tail.load(Acquire, &guard);
+        let tail = self.tail.load(acquire(edge::swing::IDLE), &guard);
         // SAFETY: the tail is never null, and the access there is not reclaimed while this thread is pinned.
         let tail = unsafe { tail.deref() };
         tail.check();

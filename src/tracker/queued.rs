@@ -26,19 +26,14 @@
 //!
 //! # Edges
 //!
-//! | edge | release side | acquire side | hands over |
-//! |---|---|---|---|
-//! | `look` | store in [`put_back`](Queued::put_back) | CAS in [`take`](Queued::take) | the operation, which the thread that popped the entry read before it put the entry back |
-//! | `publish` | store of the pointer by the closure of [`OpRef::publish`](super::OpRef::publish) | load by the closure of [`OpRef::take`](super::OpRef::take) | the ready operation, and the writes before it |
+//! [`look`](crate::sync::edge::look), [`publish`](crate::sync::edge::publish).
 //!
 //! The queue hands the operation over to the thread that pops the entry.
 
-use crate::{
-    sync::{
-        Ordering::{Acquire, Relaxed, Release},
-        atomic::AtomicU8,
-    },
-    testing::weaken::{Step, removed},
+use crate::sync::{
+    Ordering::Relaxed,
+    atomic::AtomicU8,
+    edge::{self, acquire, release, removed, step},
 };
 
 const OUTSIDE: u8 = 0;
@@ -95,8 +90,7 @@ impl Queued {
 
     /// Undoes a [`pop`](Self::pop) that returned [`Popped::OpAndShare`], before the entry goes back into a queue.
     pub(super) fn put_back(&self) {
-        // Release (edge `look`).
-        self.0.store(QUEUED, Release);
+        self.0.store(QUEUED, release(edge::look::PUT_BACK));
     }
 
     /// Ends an entry, unless it is [put back](Self::put_back). Called by the thread that popped it.
@@ -116,7 +110,8 @@ impl Queued {
     /// Takes the operation from its entry. Called by a waiter that has won the claim. Returns `false` if another thread
     /// popped the entry first.
     pub(super) fn take(&self) -> bool {
-        // Acquire (edge `look`). If no thread has put the entry back, the pointer has handed over the operation.
-        self.0.compare_exchange(QUEUED, TAKEN, Acquire, Relaxed).is_ok() || removed(Step::TakeQueued)
+        // If no thread has put the entry back, the pointer has handed over the operation.
+        let order = acquire(edge::look::TAKEN);
+        self.0.compare_exchange(QUEUED, TAKEN, order, Relaxed).is_ok() || removed(step::TAKE_QUEUED)
     }
 }

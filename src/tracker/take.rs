@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     memory::epoch,
-    testing::weaken::{Step, removed},
+    sync::edge::{removed, step},
 };
 
 impl<T> OpRef<T> {
@@ -46,7 +46,7 @@ impl<T> OpRef<T> {
     /// take the operation during the call. Returns the entry and the result. If a waiter has already taken the
     /// operation, ends the entry and returns `None`.
     pub fn look_at_entry<R>(self, look: impl FnOnce(&Self) -> R) -> Option<(Self, R)> {
-        let popped = if removed(Step::LookPops) { Popped::Op } else { self.queued.pop() };
+        let popped = if removed(step::LOOK_POPS) { Popped::Op } else { self.queued.pop() };
         if popped == Popped::Share {
             // SAFETY: the share was counted for the entry, which ends here.
             drop(unsafe { Hold::from_ptr(self.0) });
@@ -66,7 +66,7 @@ impl<T> OpRef<T> {
     /// 1. `claim` returns only a pointer stored by [`publish`](Self::publish), and only if the operation had not
     ///    started.
     pub unsafe fn take(claim: impl FnOnce() -> Option<NonNull<Op<T>>>) -> Option<Self> {
-        let _pinned = (!removed(Step::PinBeforeTake)).then(epoch::pin);
+        let _pinned = epoch::pin();
         let op = claim()?;
         // SAFETY: (1): this thread has been pinned since before the operation started, so its record is not reclaimed.
         let queued: &Queued = unsafe { &alive(op).queued };

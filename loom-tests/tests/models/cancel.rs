@@ -11,10 +11,10 @@ use std::{
 
 use raddle::{
     Cause, Name, WaitError,
-    internals::{Cancel, Cancellable, Claim, Failures, Flavour, Function, Step},
+    internals::{Cancel, Cancellable, Claim, Failures, Flavour, Function},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, thread};
-use raddle_loom_tests::{COMPLETE, model, must_fail, pending, without};
+use raddle_loom_tests::{COMPLETE, kills, model, pending};
 
 /// A value whose cell reports races.
 struct Data(UnsafeCell<usize>);
@@ -45,7 +45,8 @@ impl Drop for Captured {
 }
 
 /// One thread starts the operation while two others try to cancel it.
-fn one_claim_is_won() {
+#[test]
+fn an_operation_is_claimed_once() {
     model(COMPLETE, Flavour::Contract, || {
         let claim = Arc::new(Claim::default());
         let data = Arc::new(Data(UnsafeCell::new(0)));
@@ -74,21 +75,10 @@ fn one_claim_is_won() {
     });
 }
 
-#[test]
-fn an_operation_is_claimed_once() {
-    one_claim_is_won();
-    must_fail!(an_operation_is_claimed_again_without_the_check, "Causality violation");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test above"]
-fn an_operation_is_claimed_again_without_the_check() {
-    without(Step::ClaimOnce, one_claim_is_won);
-}
-
 /// When a scope ends, it may abandon an operation that it cancels or that was cancelled earlier. Meanwhile, the
 /// operation's turn comes on another thread. Exactly one of the two threads counts the operation out.
-fn one_counts_out_an_abandoned_operation() {
+#[test]
+fn an_abandoned_operation_is_counted_out_once() {
     for is_cancelled in [false, true] {
         model(COMPLETE, Flavour::Contract, move || {
             let (claim, left) = (Arc::new(Claim::default()), Arc::new(AtomicUsize::new(0)));
@@ -120,18 +110,6 @@ fn one_counts_out_an_abandoned_operation() {
     }
 }
 
-#[test]
-fn an_abandoned_operation_is_counted_out_once() {
-    one_counts_out_an_abandoned_operation();
-    must_fail!(an_abandoned_operation_is_counted_out_twice_without_the_agreement, "the operation is counted out once");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test above"]
-fn an_abandoned_operation_is_counted_out_twice_without_the_agreement() {
-    without(Step::SettleOnce, one_counts_out_an_abandoned_operation);
-}
-
 /// A function that, when dropped, uses what it has borrowed from the frame of its scope.
 struct Borrows(Arc<Data>);
 
@@ -144,7 +122,8 @@ impl Drop for Borrows {
 /// A scope ends while another thread cancels the only operation. If the scope's end counts the operation out, the
 /// scope's frame may end immediately, so the function, which has borrowed from the frame, must have been dropped by
 /// then.
-fn a_scope_counts_out_a_cancelled_operation() {
+#[test]
+fn a_scope_that_counts_out_a_cancelled_operation_ends_after_the_drop_of_the_function() {
     for how in [Cancel::Loudly, Cancel::Quietly] {
         model(COMPLETE, Flavour::Contract, move || {
             let borrowed = Arc::new(Data(UnsafeCell::new(0)));
@@ -166,18 +145,11 @@ fn a_scope_counts_out_a_cancelled_operation() {
 }
 
 #[test]
-fn a_scope_that_counts_out_a_cancelled_operation_ends_after_the_drop_of_the_function() {
-    a_scope_counts_out_a_cancelled_operation();
-    must_fail!(a_scope_ends_before_the_drop_of_the_function_without_the_check, "Causality violation");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test above"]
-fn a_scope_ends_before_the_drop_of_the_function_without_the_check() {
-    without(Step::DropBeforeEnd, a_scope_counts_out_a_cancelled_operation);
-}
-
-fn a_function_is_called_or_dropped() {
+#[cfg_attr(
+    raddle_shuttle,
+    ignore = "blocks in a `OnceLock` of `std`, while shuttle's thread that initialises it waits"
+)]
+fn a_function_is_called_or_dropped_by_its_canceller() {
     model(2, Flavour::Contract, || {
         let (engine, token, done) = pending();
         let value = engine.var(Arc::new(Data(UnsafeCell::new(0))));
@@ -213,22 +185,7 @@ fn a_function_is_called_or_dropped() {
 }
 
 #[test]
-#[cfg_attr(
-    raddle_shuttle,
-    ignore = "blocks in a `OnceLock` of `std`, while shuttle's thread that initialises it waits"
-)]
-fn a_function_is_called_or_dropped_by_its_canceller() {
-    a_function_is_called_or_dropped();
-    must_fail!(a_function_is_used_by_two_threads_without_the_check, "assertion failed");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test above"]
-fn a_function_is_used_by_two_threads_without_the_check() {
-    without(Step::ClaimOnce, a_function_is_called_or_dropped);
-}
-
-fn a_group_is_awaited() {
+fn a_wait_for_a_group_sees_what_its_operations_did() {
     model(2, Flavour::Contract, || {
         let (engine, token, done) = pending();
         let data = Arc::new(Data(UnsafeCell::new(0)));
@@ -241,18 +198,6 @@ fn a_group_is_awaited() {
         thread.join().unwrap();
         assert_eq!(inner.pending(), 0);
     });
-}
-
-#[test]
-fn a_wait_for_a_group_sees_what_its_operations_did() {
-    a_group_is_awaited();
-    must_fail!(a_wait_for_a_group_ends_early_if_its_operations_count_only_in_their_own, "left: 0");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test above"]
-fn a_wait_for_a_group_ends_early_if_its_operations_count_only_in_their_own() {
-    without(Step::CountInEveryGroup, a_group_is_awaited);
 }
 
 #[test]
@@ -278,4 +223,28 @@ fn an_operation_that_is_cancelled_twice_while_it_starts_has_one_result() {
         assert_eq!(seen.is_err(), won, "a quiet cancellation failed the variable, or a loud one did not");
         assert_eq!(seen.unwrap_or(0), i32::from(ran));
     });
+}
+
+kills! {
+    an_operation_is_claimed_once {
+        "step::CLAIM_ONCE": "Causality violation",
+        "step::CANCELLED_DOES_NOT_START": "Causality violation",
+    }
+    an_abandoned_operation_is_counted_out_once {
+        "step::SETTLE_ONCE": "the operation is counted out once",
+    }
+    a_scope_that_counts_out_a_cancelled_operation_ends_after_the_drop_of_the_function {
+        "cleared::CLEARED": "Causality violation",
+        "cleared::ABANDONED": "Causality violation",
+        "step::DROP_BEFORE_END": "Causality violation" | "the function is alive",
+    }
+    a_function_is_called_or_dropped_by_its_canceller {
+        only loom "step::CLAIM_ONCE": "assertion failed",
+    }
+    a_wait_for_a_group_sees_what_its_operations_did {
+        "step::COUNT_IN_EVERY_GROUP": "left: 0",
+    }
+    an_operation_that_is_cancelled_twice_while_it_starts_has_one_result {
+        only loom "step::CANCELLED_DOES_NOT_START": "Causality violation",
+    }
 }

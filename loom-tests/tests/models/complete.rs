@@ -15,10 +15,10 @@ use std::{
 use raddle::internals::{
     Flavour::{self, Contract, Crossbeam},
     Mode::{self, Await, Overwrite, Read, Write},
-    Op, OpRef, ReadyList, Step, Successors, followers, pin, walk_blocked,
+    Op, OpRef, ReadyList, Successors, followers, pin, walk_blocked,
 };
 use raddle_loom_tests::checker::thread;
-use raddle_loom_tests::{COMPLETE, Task, World, model, must_fail, must_fail_under_loom, without};
+use raddle_loom_tests::{COMPLETE, Task, World, kills, model};
 
 /// An operation runs and completes on one thread while another thread creates and pushes the next one.
 fn hand_over(before: Mode, after: Mode) {
@@ -57,17 +57,6 @@ fn a_reader_hands_over_to_a_writer() {
 #[test]
 fn a_reader_hands_over_to_a_reader() {
     hand_over_on_both(Read, Read);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn completing_with_relaxed_ordering() {
-    without(Step::CompletionReleases, || _ = model(4, Contract, || hand_over(Write, Read)));
-}
-
-#[test]
-fn without_release_a_completion_hands_nothing_over() {
-    must_fail_under_loom!(completing_with_relaxed_ordering, "Causality violation");
 }
 
 /// The successor's push is stalled after its first access, so a third thread may insert the second access while the
@@ -239,17 +228,6 @@ fn readers_run_side_by_side() {
 #[test]
 fn readers_run_side_by_side_on_crossbeam_epoch() {
     readers_side_by_side(Crossbeam);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn propagating_to_one_reader_only() {
-    without(Step::ReadersPassOn, || readers_side_by_side(Contract));
-}
-
-#[test]
-fn unless_readers_propagate_read_ok_one_waits_for_the_other() {
-    must_fail!(propagating_to_one_reader_only, "a reader waits for another reader");
 }
 
 /// An operation completes while two more are pushed behind it, each by its own thread. Flags that are grantable to the
@@ -502,52 +480,37 @@ fn readers_of_an_idle_variable_are_ready_immediately() {
 /// A waiter walks forward from its own operation and, unless another waiter has left the list of waiters, from that
 /// waiter's operation. Meanwhile, the other operation and those behind it complete. The walk sees at least the waiter's
 /// own operation and the one behind it, and reads no reclaimed record.
-fn walk_beside_completions() {
-    let world = World::new(2);
-    let own = world.push(world.op(&[(0, Write)])).ready.expect("nothing should be pending");
-    let other = world.push(world.op(&[(1, Write)])).ready.expect("nothing should be pending");
-    assert!(world.push(world.op(&[(0, Read)])).ready.is_none());
-    assert!(world.push(world.op(&[(1, Write)])).ready.is_none());
-    assert!(world.push(world.op(&[(1, Write)])).ready.is_none());
-    let (ended, at_other) = (Arc::new(AtomicBool::new(false)), NonNull::from(&*other));
-    let (completer, ends) = (Arc::clone(&world), Arc::clone(&ended));
-    let thread = thread::spawn(move || {
-        // The other waiter leaves the list of waiters before its operation completes.
-        ends.store(true, Relaxed);
-        completer.run(other);
-    });
-    let mut seen = 0;
-    let look = |_: &Op<Task>, _, ahead: &mut Vec<_>| {
-        seen += 1;
-        if seen == 1 && !ended.load(Relaxed) {
-            ahead.push((at_other, 0));
-        }
-        false
-    };
-    // SAFETY: (1): this waiter's operation completes below, and the other one only after `ended` is set.
-    unsafe { walk_blocked(vec![(NonNull::from(&*own), 0)], usize::MAX, look) };
-    assert!((2..=5).contains(&seen), "the walk saw {seen} operations instead of 2 to 5");
-    world.run(own);
-    thread.join().unwrap();
-    world.end();
-}
-
 #[test]
 fn a_walk_during_completions_reads_no_reclaimed_record() {
-    model(2, Contract, walk_beside_completions);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn a_walk_without_a_pin() {
-    without(Step::WalkPins, || {
-        model(2, Contract, walk_beside_completions);
+    model(2, Contract, || {
+        let world = World::new(2);
+        let own = world.push(world.op(&[(0, Write)])).ready.expect("nothing should be pending");
+        let other = world.push(world.op(&[(1, Write)])).ready.expect("nothing should be pending");
+        assert!(world.push(world.op(&[(0, Read)])).ready.is_none());
+        assert!(world.push(world.op(&[(1, Write)])).ready.is_none());
+        assert!(world.push(world.op(&[(1, Write)])).ready.is_none());
+        let (ended, at_other) = (Arc::new(AtomicBool::new(false)), NonNull::from(&*other));
+        let (completer, ends) = (Arc::clone(&world), Arc::clone(&ended));
+        let thread = thread::spawn(move || {
+            // The other waiter leaves the list of waiters before its operation completes.
+            ends.store(true, Relaxed);
+            completer.run(other);
+        });
+        let mut seen = 0;
+        let look = |_: &Op<Task>, _, ahead: &mut Vec<_>| {
+            seen += 1;
+            if seen == 1 && !ended.load(Relaxed) {
+                ahead.push((at_other, 0));
+            }
+            false
+        };
+        // SAFETY: (1): this waiter's operation completes below, and the other one only after `ended` is set.
+        unsafe { walk_blocked(vec![(NonNull::from(&*own), 0)], usize::MAX, look) };
+        assert!((2..=5).contains(&seen), "the walk saw {seen} operations instead of 2 to 5");
+        world.run(own);
+        thread.join().unwrap();
+        world.end();
     });
-}
-
-#[test]
-fn without_a_pin_a_walk_reads_a_reclaimed_record() {
-    must_fail!(a_walk_without_a_pin, "use after reclamation");
 }
 
 /// Calls `look` with an incomplete operation while another thread pushes two operations that wait for it. `look`
@@ -588,4 +551,61 @@ fn a_look_at_waiting_operations_sees_them_as_they_were_pushed() {
         Successors::new(&pin()).each(&own.accesses()[0], |op| seen.push(World::number_seen(op)));
         seen
     });
+}
+
+kills! {
+    a_writer_hands_over_to_a_reader {
+        "complete::FLAGGED": "Causality violation",
+    }
+    a_writer_hands_over_to_a_writer {
+        "link::LINKED": "Causality violation",
+        "link::FLAGGED": "Causality violation",
+    }
+    a_reader_hands_over_to_a_writer {
+        "link::LINKED": "Causality violation",
+    }
+    a_writer_hands_over_to_a_reader_helped_by_its_thread {
+        "register::COUNTED": "never became ready",
+    }
+    a_reader_hands_over_to_a_writer_helped_by_its_thread {
+        "link::LINKED": "Causality violation",
+    }
+    the_last_of_two_predecessors_makes_the_successor_ready {
+        "ready::SATISFIED": "Causality violation",
+        "ready::ALONE": "Causality violation",
+        "ready::LAST": "Causality violation",
+    }
+    two_predecessors_complete_while_the_successor_is_pushed {
+        "ready::LAST_IN_PUSH": "Causality violation",
+    }
+    readers_run_side_by_side {
+        "step::READERS_PASS_ON": "a reader waits for another reader",
+    }
+    an_access_is_not_retired_while_a_completion_walks_past_it {
+        "step::SATISFIED_LATE": "use after reclamation",
+    }
+    a_tail_moved_by_a_completion_hands_over_the_access {
+        "swing::PASSED": "Causality violation",
+    }
+    readers_do_not_wait_for_each_other_if_the_one_before_them_completes_while_they_are_linked {
+        "step::COMPLETION_DEFERS": "a reader waits for another reader",
+    }
+    a_pusher_hands_over_the_writes_that_it_has_acquired {
+        "ready::PUSHED": "Causality violation",
+    }
+    a_thread_that_finds_a_variable_idle_sees_the_writes_to_it {
+        "complete::IDLE": "Causality violation",
+    }
+    readers_of_an_idle_variable_are_ready_immediately {
+        "step::SWING_DEFERS": "a reader waits for another reader",
+    }
+    a_walk_during_completions_reads_no_reclaimed_record {
+        "step::PIN": "use after reclamation",
+    }
+    an_operation_sees_its_followers_as_they_were_pushed {
+        "link::FOLLOWERS": "Causality violation",
+    }
+    a_look_at_waiting_operations_sees_them_as_they_were_pushed {
+        "link::LOOKED_AT": "Causality violation",
+    }
 }

@@ -10,11 +10,11 @@ use std::{
 
 use raddle::{
     Cause, Completion, Engine, EngineKind, OpContext, WaitError,
-    internals::{AsyncState, Flavour, Oneshot, Step, Waiter},
+    internals::{AsyncState, Flavour, Oneshot, Waiter},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, thread};
 use raddle_loom_tests::shapes::*;
-use raddle_loom_tests::{COMPLETE, Count, model, must_fail, pending, without};
+use raddle_loom_tests::{COMPLETE, Count, kills, model, pending};
 
 /// If a function fails while its completion is used, exactly one side gets the error: the completion, which then
 /// completes the operation with that error, or, if the operation is already complete, the function.
@@ -113,61 +113,31 @@ fn assert_lost(waited: Result<(), WaitError>) {
     }
 }
 
-fn a_completion_is_dropped() {
-    let (engine, token, done) = pending();
-    let thread = thread::spawn(move || drop(done));
-    assert_lost(engine.wait_for_var(&token));
-    thread.join().unwrap();
-}
-
 #[test]
 fn a_wait_returns_an_error_for_a_dropped_completion() {
-    model(2, Flavour::Contract, a_completion_is_dropped);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn dropping_without_completing() {
-    without(Step::DropCompletes, || {
-        model(2, Flavour::Contract, a_completion_is_dropped);
+    model(2, Flavour::Contract, || {
+        let (engine, token, done) = pending();
+        let thread = thread::spawn(move || drop(done));
+        assert_lost(engine.wait_for_var(&token));
+        thread.join().unwrap();
     });
-}
-
-#[test]
-fn unless_a_drop_completes_the_operation_a_wait_never_ends() {
-    must_fail!(dropping_without_completing, "deadlock");
 }
 
 /// An asynchronous operation's function drops its completion and runs until a wait for the operation is over.
-fn a_completion_is_dropped_in_its_own_function() {
-    let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
-    let token = engine.token();
-    let (its_engine, its_token) = (engine.clone(), token.clone());
-    let function = move |_: &OpContext<'_>, done: Completion| {
-        let waiter = thread::spawn(move || assert_lost(its_engine.wait_for_var(&its_token)));
-        drop(done);
-        waiter.join().unwrap();
-    };
-    engine.push_async(function, [], [&token]).unwrap();
-    assert!(engine.wait_for_var(&token).is_err());
-}
-
 #[test]
 fn a_completion_dropped_in_its_own_function_completes_the_operation_immediately() {
-    model(2, Flavour::Contract, a_completion_is_dropped_in_its_own_function);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn completing_only_after_the_function() {
-    without(Step::DropEndsAtOnce, || {
-        model(2, Flavour::Contract, a_completion_is_dropped_in_its_own_function);
+    model(2, Flavour::Contract, || {
+        let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
+        let token = engine.token();
+        let (its_engine, its_token) = (engine.clone(), token.clone());
+        let function = move |_: &OpContext<'_>, done: Completion| {
+            let waiter = thread::spawn(move || assert_lost(its_engine.wait_for_var(&its_token)));
+            drop(done);
+            waiter.join().unwrap();
+        };
+        engine.push_async(function, [], [&token]).unwrap();
+        assert!(engine.wait_for_var(&token).is_err());
     });
-}
-
-#[test]
-fn completing_only_after_the_function_deadlocks() {
-    must_fail!(completing_only_after_the_function, "deadlock");
 }
 
 /// Sets the result and wakes the waiting futures.
@@ -239,4 +209,28 @@ fn a_dropped_future_leaves_no_waker_with_the_result() {
             assert_eq!(Arc::strong_count(count), 1, "the waker is kept");
         }
     });
+}
+
+kills! {
+    the_error_of_a_function_reaches_exactly_one_side {
+        "resolve::FAILED": "Causality violation",
+        "resolve::FAILURE": "Causality violation",
+    }
+    a_thread_that_sees_a_resolution_sees_the_writes_before_it {
+        "resolve::RESOLVED": "Causality violation",
+        "resolve::RESOLUTION": "Causality violation",
+        "resolve::SEEN": "Causality violation",
+    }
+    a_wait_ends_after_the_completion_and_sees_the_writes_before_it {
+        "step::RESULT_WAKES_THREADS": "deadlock",
+    }
+    a_wait_returns_an_error_for_a_dropped_completion {
+        "step::DROP_COMPLETES": "deadlock",
+    }
+    a_completion_dropped_in_its_own_function_completes_the_operation_immediately {
+        "step::DROP_ENDS_AT_ONCE": "deadlock",
+    }
+    a_result_reaches_a_waiting_thread {
+        "step::RESULT_WAKES_THREADS": "deadlock",
+    }
 }

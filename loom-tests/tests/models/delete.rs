@@ -17,7 +17,7 @@ use raddle_loom_tests::checker::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
 };
-use raddle_loom_tests::{World, model, shapes::*};
+use raddle_loom_tests::{World, kills, model, shapes::*};
 
 fn delete_while_another_pushes(bound: Option<usize>, flavour: Flavour) {
     model(bound, flavour, || {
@@ -136,4 +136,10 @@ fn no_operation_of_an_engine_runs_behind_a_deletion() {
         thread.join().unwrap();
         engine.wait_for_all().expect("no operation has failed");
     });
+}
+
+kills! {
+    a_push_comes_before_the_deletion_or_is_rejected {
+        "step::CLOSED_CHECKED": "that operation 1 had deleted",
+    }
 }

@@ -13,10 +13,10 @@ use std::{
 
 use raddle::{
     GpuStream, ImportedStream, SimulatedGpu,
-    internals::{DeviceUses, Fault, FaultLock, Flavour, Mode, Recorded, Step, Timeline},
+    internals::{DeviceUses, Fault, FaultLock, Flavour, Mode, Recorded, Timeline},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, thread};
-use raddle_loom_tests::{COMPLETE, model, must_fail, must_fail_under_loom, without};
+use raddle_loom_tests::{COMPLETE, kills, model};
 
 /// The data written by a device, or recorded by a lane about an operation.
 struct Data(UnsafeCell<u64>);
@@ -43,40 +43,25 @@ unsafe impl Sync for Data {}
 unsafe impl Send for Data {}
 
 /// A lane completes two operations one after the other. A thread that finds an operation complete sees its effects.
-fn a_lane_completes_operations_while_a_thread_checks_for_them() {
-    let (timeline, data) = (Arc::new(Timeline::default()), [Data::new(), Data::new()]);
-    let (lane, done) = (Arc::clone(&timeline), data.clone());
-    let lane = thread::spawn(move || {
-        for (seq, data) in (1..).zip(&done) {
-            data.write(seq);
-            lane.complete(seq);
-        }
-    });
-    for (seq, data) in (1..).zip(&data) {
-        if timeline.is_complete(seq) {
-            assert_eq!(data.read(), seq);
-        }
-    }
-    lane.join().unwrap();
-    assert!(timeline.is_complete(2) && !timeline.is_complete(3));
-}
-
 #[test]
 fn a_thread_that_finds_an_operation_complete_sees_what_the_device_wrote() {
-    model(COMPLETE, Flavour::Contract, a_lane_completes_operations_while_a_thread_checks_for_them);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_the_release_of_the_number() {
-    without(Step::CompletionOfMarks, || {
-        model(COMPLETE, Flavour::Contract, a_lane_completes_operations_while_a_thread_checks_for_them);
+    model(COMPLETE, Flavour::Contract, || {
+        let (timeline, data) = (Arc::new(Timeline::default()), [Data::new(), Data::new()]);
+        let (lane, done) = (Arc::clone(&timeline), data.clone());
+        let lane = thread::spawn(move || {
+            for (seq, data) in (1..).zip(&done) {
+                data.write(seq);
+                lane.complete(seq);
+            }
+        });
+        for (seq, data) in (1..).zip(&data) {
+            if timeline.is_complete(seq) {
+                assert_eq!(data.read(), seq);
+            }
+        }
+        lane.join().unwrap();
+        assert!(timeline.is_complete(2) && !timeline.is_complete(3));
     });
-}
-
-#[test]
-fn without_the_release_of_the_number_the_writes_of_an_operation_are_not_seen() {
-    must_fail_under_loom!(without_the_release_of_the_number, "Causality violation");
 }
 
 /// One published number completes two operations. Two threads check one operation each; a thread that finds its
@@ -107,36 +92,34 @@ fn one_number_makes_all_earlier_operations_visible_to_every_thread() {
 /// A lane records an event behind its operation, and the operation completes, while another lane checks for both. Once
 /// the event is published, the other lane finds the event or the completion. So the other lane never asks for an event
 /// behind a complete operation, and never waits for an event that no lane will record.
-fn a_lane_publishes_and_completes_while_another_checks() {
-    let (timeline, data) = (Arc::new(Timeline::default()), Data::new());
-    // This type is from `std`: the value records what came first in an interleaving, and orders nothing.
-    let published = Arc::new(StdBool::new(false));
-    let (lane, done, told) = (Arc::clone(&timeline), Arc::clone(&data), Arc::clone(&published));
-    let lane = thread::spawn(move || {
-        lane.publish(Recorded::point(1));
-        told.store(true, Relaxed);
-        done.write(7);
-        lane.complete(1);
-        assert!(lane.after(1).is_none(), "a lane needs an event behind a complete operation");
-    });
-    if !timeline.is_complete(1) {
-        // Loaded only after a call to `is_complete`, since loom switches threads only where a thread uses one of loom's
-        // objects.
-        let before = published.load(Relaxed);
-        if timeline.after(1).is_none() {
-            let complete = timeline.is_complete(1);
-            assert!(complete || !before, "the event is gone, but the operation is not complete");
-            if complete {
-                assert_eq!(data.read(), 7);
-            }
-        }
-    }
-    lane.join().unwrap();
-}
-
 #[test]
 fn an_event_is_available_until_its_operation_is_complete() {
-    model(COMPLETE, Flavour::Contract, a_lane_publishes_and_completes_while_another_checks);
+    model(COMPLETE, Flavour::Contract, || {
+        let (timeline, data) = (Arc::new(Timeline::default()), Data::new());
+        // This type is from `std`: the value records what came first in an interleaving, and orders nothing.
+        let published = Arc::new(StdBool::new(false));
+        let (lane, done, told) = (Arc::clone(&timeline), Arc::clone(&data), Arc::clone(&published));
+        let lane = thread::spawn(move || {
+            lane.publish(Recorded::point(1));
+            told.store(true, Relaxed);
+            done.write(7);
+            lane.complete(1);
+            assert!(lane.after(1).is_none(), "a lane needs an event behind a complete operation");
+        });
+        if !timeline.is_complete(1) {
+            // Loaded only after a call to `is_complete`, since loom switches threads only where a thread uses one of loom's
+            // objects.
+            let before = published.load(Relaxed);
+            if timeline.after(1).is_none() {
+                let complete = timeline.is_complete(1);
+                assert!(complete || !before, "the event is gone, but the operation is not complete");
+                if complete {
+                    assert_eq!(data.read(), 7);
+                }
+            }
+        }
+        lane.join().unwrap();
+    });
 }
 
 /// Of the events that are still recorded, the first one behind an operation is the one to wait for, whatever is
@@ -234,36 +217,21 @@ impl Device {
     }
 }
 
-fn a_lane_finds_its_device_lost_while_the_cpu_asks() {
-    let device = Device::with_lanes(1);
-    let lane = Arc::clone(&device);
-    let lane = thread::spawn(move || lane.ends(0, 7));
-    let waits = device.verdict(1).is_none_or(|found| {
-        assert_eq!(found, Some(7), "an operation runs, but a lost device did not do the work before it");
-        false
-    });
-    assert_eq!(lane.join().unwrap(), 7);
-    if waits {
-        assert_eq!(device.verdict(1), Some(Some(7)), "the lane has ended the operation in flight");
-    }
-}
-
 #[test]
 fn a_thread_that_finds_an_operation_of_a_lost_device_complete_finds_its_failure() {
-    model(COMPLETE, Flavour::Contract, a_lane_finds_its_device_lost_while_the_cpu_asks);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_the_release_of_the_number_by_a_lane_that_fails() {
-    without(Step::CompletionOfMarks, || {
-        model(COMPLETE, Flavour::Contract, a_lane_finds_its_device_lost_while_the_cpu_asks);
+    model(COMPLETE, Flavour::Contract, || {
+        let device = Device::with_lanes(1);
+        let lane = Arc::clone(&device);
+        let lane = thread::spawn(move || lane.ends(0, 7));
+        let waits = device.verdict(1).is_none_or(|found| {
+            assert_eq!(found, Some(7), "an operation runs, but a lost device did not do the work before it");
+            false
+        });
+        assert_eq!(lane.join().unwrap(), 7);
+        if waits {
+            assert_eq!(device.verdict(1), Some(Some(7)), "the lane has ended the operation in flight");
+        }
     });
-}
-
-#[test]
-fn without_the_release_of_the_number_a_failure_is_missed() {
-    must_fail_under_loom!(without_the_release_of_the_number_by_a_lane_that_fails, "a lost device did not do");
 }
 
 /// A wait may return immediately only if nothing is in flight and nothing has failed. Here, the operation either is in
@@ -282,35 +250,20 @@ fn a_wait_that_begins_while_a_device_is_lost_does_not_return_immediately() {
 
 /// Two lanes find their device lost, each through its own error. Their operations, and an operation behind both, fail
 /// for the same reason.
-fn two_lanes_find_their_device_lost() {
-    let device = Device::with_lanes(2);
-    let lanes = [(0, 7), (1, 8)].map(|(lane, error)| {
-        let device = Arc::clone(&device);
-        thread::spawn(move || device.ends(lane, error))
-    });
-    let early = device.verdict(2);
-    let told = lanes.map(|lane| lane.join().unwrap());
-    assert_eq!(told[0], told[1], "two operations on one variable fail for different reasons");
-    assert!(early.is_none_or(|found| found == Some(told[0])), "{early:?} was found, and then {told:?}");
-    assert_eq!(device.verdict(2), Some(Some(told[0])));
-}
-
 #[test]
 fn lanes_that_find_their_device_lost_at_the_same_time_fail_a_variable_once() {
-    model(COMPLETE, Flavour::Contract, two_lanes_find_their_device_lost);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_turns() {
-    without(Step::LanesTakeTurns, || {
-        model(COMPLETE, Flavour::Contract, two_lanes_find_their_device_lost);
+    model(COMPLETE, Flavour::Contract, || {
+        let device = Device::with_lanes(2);
+        let lanes = [(0, 7), (1, 8)].map(|(lane, error)| {
+            let device = Arc::clone(&device);
+            thread::spawn(move || device.ends(lane, error))
+        });
+        let early = device.verdict(2);
+        let told = lanes.map(|lane| lane.join().unwrap());
+        assert_eq!(told[0], told[1], "two operations on one variable fail for different reasons");
+        assert!(early.is_none_or(|found| found == Some(told[0])), "{early:?} was found, and then {told:?}");
+        assert_eq!(device.verdict(2), Some(Some(told[0])));
     });
-}
-
-#[test]
-fn without_turns_lanes_race_for_a_failure() {
-    must_fail!(without_turns, "Causality violation");
 }
 
 /// A lane looks for a failure before issuing an operation. Meanwhile, the device's other lane, where the preceding
@@ -351,52 +304,24 @@ fn launch(stream: &mut GpuStream, data: &Arc<Data>, before: u64) {
 
 /// Two threads, each with its own stream, poll a device; either may run any kernel. One of the threads launches three
 /// kernels, the second of them on an included stream.
-fn a_kernel_on_an_included_stream_while_another_thread_polls() {
-    let (gpu, data) = (SimulatedGpu::new(), Data::new());
-    let mut other = GpuStream::alone(&gpu);
-    let other = thread::spawn(move || {
-        launch(&mut other, &Data::new(), 0);
-        other.end();
-    });
-    let (mut lane, mut own) =
-        (GpuStream::alone(&gpu), ImportedStream::simulated(&gpu).expect("the device should be sound"));
-    launch(&mut lane, &data, 0);
-    lane.include(&mut own, |own| launch(own, &data, 1)).expect("the device should be sound");
-    launch(&mut lane, &data, 2);
-    lane.end();
-    assert_eq!(data.read(), 3);
-    other.join().unwrap();
-}
-
 #[test]
 fn work_on_an_included_stream_is_done_in_order_whichever_thread_polls() {
-    model(5, Flavour::Contract, a_kernel_on_an_included_stream_while_another_thread_polls);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_the_wait_before_an_included_stream() {
-    without(Step::IncludedComesAfter, || {
-        model(5, Flavour::Contract, a_kernel_on_an_included_stream_while_another_thread_polls);
+    model(5, Flavour::Contract, || {
+        let (gpu, data) = (SimulatedGpu::new(), Data::new());
+        let mut other = GpuStream::alone(&gpu);
+        let other = thread::spawn(move || {
+            launch(&mut other, &Data::new(), 0);
+            other.end();
+        });
+        let (mut lane, mut own) =
+            (GpuStream::alone(&gpu), ImportedStream::simulated(&gpu).expect("the device should be sound"));
+        launch(&mut lane, &data, 0);
+        lane.include(&mut own, |own| launch(own, &data, 1)).expect("the device should be sound");
+        launch(&mut lane, &data, 2);
+        lane.end();
+        assert_eq!(data.read(), 3);
+        other.join().unwrap();
     });
-}
-
-#[test]
-fn without_the_wait_before_an_included_stream_its_work_comes_too_early() {
-    must_fail_under_loom!(without_the_wait_before_an_included_stream, "a kernel panicked");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_the_wait_behind_an_included_stream() {
-    without(Step::IncludedComesBefore, || {
-        model(5, Flavour::Contract, a_kernel_on_an_included_stream_while_another_thread_polls);
-    });
-}
-
-#[test]
-fn without_the_wait_behind_an_included_stream_its_work_comes_too_late() {
-    must_fail_under_loom!(without_the_wait_behind_an_included_stream, "a kernel panicked");
 }
 
 /// A kernel waits for an event of another device, which another thread polls.
@@ -413,4 +338,28 @@ fn a_kernel_behind_an_event_of_another_device_sees_what_was_done_before_the_even
         assert_eq!(data.read(), 2);
         thread.join().unwrap();
     });
+}
+
+kills! {
+    a_thread_that_finds_an_operation_complete_sees_what_the_device_wrote {
+        "passed::COMPLETE": "Causality violation",
+        "passed::SEEN": "Causality violation",
+    }
+    one_number_makes_all_earlier_operations_visible_to_every_thread {
+        "passed::COMPLETE": "Causality violation",
+    }
+    a_thread_that_finds_an_operation_of_a_lost_device_complete_finds_its_failure {
+        "passed::COMPLETE": "a lost device did not do",
+    }
+    lanes_that_find_their_device_lost_at_the_same_time_fail_a_variable_once {
+        "step::LANES_TAKE_TURNS": "Causality violation",
+    }
+    work_on_an_included_stream_is_done_in_order_whichever_thread_polls {
+        only loom "step::INCLUDED_COMES_AFTER": "a kernel panicked",
+        only loom "step::INCLUDED_COMES_BEFORE": "a kernel panicked",
+    }
+    a_kernel_behind_an_event_of_another_device_sees_what_was_done_before_the_event {
+        "event::REACHED": "Causality violation",
+        "event::SEEN": "Causality violation",
+    }
 }

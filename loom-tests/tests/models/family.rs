@@ -7,10 +7,10 @@ use std::sync::{
 
 use raddle::{
     Completion, Engine, EngineKind,
-    internals::{FamilyCount, Flavour, Step},
+    internals::{FamilyCount, Flavour},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, sync::Mutex, thread};
-use raddle_loom_tests::{COMPLETE, model, must_fail, without};
+use raddle_loom_tests::{COMPLETE, kills, model};
 
 /// A value whose cell reports races.
 struct Data(UnsafeCell<usize>);
@@ -60,34 +60,19 @@ impl TwoParts {
 }
 
 /// The parent's work consists of a function and a future: the function returns while the future ends on another thread.
-fn the_parts_of_a_parent_end() {
-    let parts = [Data::new(), Data::new()];
-    let family = TwoParts { count: FamilyCount::new(), parts, releases: Counter::new(0), ends: Counter::new(0) };
-    let family = Arc::new(family);
-    assert!(family.count.admit(), "the future was not admitted although the function runs");
-    let other = Arc::clone(&family);
-    let future = thread::spawn(move || other.work(1));
-    family.work(0);
-    future.join().unwrap();
-    assert_eq!((family.releases.load(Relaxed), family.ends.load(Relaxed)), (1, 1));
-}
-
 #[test]
 fn children_start_when_every_part_of_the_work_of_their_parent_has_ended() {
-    model(COMPLETE, Flavour::Contract, the_parts_of_a_parent_end);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_counting_parts() {
-    without(Step::EveryPartCounts, || {
-        model(COMPLETE, Flavour::Contract, the_parts_of_a_parent_end);
+    model(COMPLETE, Flavour::Contract, || {
+        let parts = [Data::new(), Data::new()];
+        let family = TwoParts { count: FamilyCount::new(), parts, releases: Counter::new(0), ends: Counter::new(0) };
+        let family = Arc::new(family);
+        assert!(family.count.admit(), "the future was not admitted although the function runs");
+        let other = Arc::clone(&family);
+        let future = thread::spawn(move || other.work(1));
+        family.work(0);
+        future.join().unwrap();
+        assert_eq!((family.releases.load(Relaxed), family.ends.load(Relaxed)), (1, 1));
     });
-}
-
-#[test]
-fn without_counting_parts_a_child_starts_during_one() {
-    must_fail!(without_counting_parts, "a child has started during a part");
 }
 
 /// A parent whose work has ended, and children that each change a value.
@@ -116,39 +101,24 @@ impl Children {
 }
 
 /// One thread starts two children, uses the family's variables in between, and runs the second child itself.
-fn children_end() {
-    let (children, variables) = ([Data::new(), Data::new()], Data::new());
-    let family = Arc::new(Children { count: FamilyCount::new(), children, variables, ends: Counter::new(0) });
-    family.count.enter();
-    assert!(family.count.end_part(), "the only part did not end as the last one");
-    let other = Arc::clone(&family);
-    let child = thread::spawn(move || other.run(0));
-    // The second child stands for the drop of a value, which is queued behind the children and has its own share.
-    family.variables.add();
-    family.count.enter();
-    family.run(1);
-    family.leave();
-    child.join().unwrap();
-    assert_eq!(family.ends.load(Relaxed), 1);
-    assert_eq!(family.variables.get(), 2);
-}
-
 #[test]
 fn a_parent_is_complete_after_its_children_and_sees_what_they_did() {
-    model(COMPLETE, Flavour::Contract, children_end);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_a_share_of_the_work() {
-    without(Step::WorkHasAShare, || {
-        model(COMPLETE, Flavour::Contract, children_end);
+    model(COMPLETE, Flavour::Contract, || {
+        let (children, variables) = ([Data::new(), Data::new()], Data::new());
+        let family = Arc::new(Children { count: FamilyCount::new(), children, variables, ends: Counter::new(0) });
+        family.count.enter();
+        assert!(family.count.end_part(), "the only part did not end as the last one");
+        let other = Arc::clone(&family);
+        let child = thread::spawn(move || other.run(0));
+        // The second child stands for the drop of a value, which is queued behind the children and has its own share.
+        family.variables.add();
+        family.count.enter();
+        family.run(1);
+        family.leave();
+        child.join().unwrap();
+        assert_eq!(family.ends.load(Relaxed), 1);
+        assert_eq!(family.variables.get(), 2);
     });
-}
-
-#[test]
-fn without_a_share_of_the_work_a_parent_is_complete_while_its_children_are_started() {
-    must_fail!(without_a_share_of_the_work, "the parent is complete before a child");
 }
 
 /// A parent whose children are pushed on another thread.
@@ -188,33 +158,18 @@ impl Pushed {
 }
 
 /// A thread that has kept a future's context pushes a child while the future's work ends.
-fn a_child_is_pushed_from_elsewhere() {
-    let (children, before, started) = (Mutex::new(Some(0)), Data::new(), Counter::new(0));
-    let family = Arc::new(Pushed { count: FamilyCount::new(), children, before, started });
-    let other = Arc::clone(&family);
-    let pushes = thread::spawn(move || other.push());
-    family.before.add();
-    family.end_part();
-    let accepted = pushes.join().unwrap();
-    assert_eq!(family.started.load(Relaxed), usize::from(accepted));
-}
-
 #[test]
 fn a_child_that_is_pushed_while_the_work_of_its_parent_ends_starts_or_is_refused() {
-    model(COMPLETE, Flavour::Contract, a_child_is_pushed_from_elsewhere);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn admitting_children_in_any_case() {
-    without(Step::AdmitWhileWorking, || {
-        model(COMPLETE, Flavour::Contract, a_child_is_pushed_from_elsewhere);
+    model(COMPLETE, Flavour::Contract, || {
+        let (children, before, started) = (Mutex::new(Some(0)), Data::new(), Counter::new(0));
+        let family = Arc::new(Pushed { count: FamilyCount::new(), children, before, started });
+        let other = Arc::clone(&family);
+        let pushes = thread::spawn(move || other.push());
+        family.before.add();
+        family.end_part();
+        let accepted = pushes.join().unwrap();
+        assert_eq!(family.started.load(Relaxed), usize::from(accepted));
     });
-}
-
-#[test]
-fn a_child_that_is_admitted_in_any_case_comes_after_the_others_have_started() {
-    must_fail!(admitting_children_in_any_case, "a child is pushed after the others have started");
 }
 
 // ------------------------------------------------------------------------------------------------ whole engines ----
@@ -259,4 +214,20 @@ fn a_child_sees_what_its_parent_did_and_the_operation_behind_the_parent_sees_eve
         assert_eq!(token.version(), 2);
         drop(token);
     });
+}
+
+kills! {
+    children_start_when_every_part_of_the_work_of_their_parent_has_ended {
+        "part::ENDED": "Causality violation",
+        "part::LAST": "Causality violation",
+        "step::EVERY_PART_COUNTS": "a child has started during a part",
+    }
+    a_parent_is_complete_after_its_children_and_sees_what_they_did {
+        "child::ENDED": "Causality violation",
+        "child::LAST": "Causality violation",
+        "step::WORK_HAS_A_SHARE": "the parent is complete before a child",
+    }
+    a_child_that_is_pushed_while_the_work_of_its_parent_ends_starts_or_is_refused {
+        "step::ADMIT_WHILE_WORKING": "a child is pushed after the others have started",
+    }
 }

@@ -4,7 +4,7 @@ use std::{ptr::NonNull, sync::Arc};
 
 use raddle::internals::{Flavour, Slots};
 use raddle_loom_tests::checker::{cell::UnsafeCell, thread};
-use raddle_loom_tests::{COMPLETE, model};
+use raddle_loom_tests::{COMPLETE, kills, model};
 
 struct Engine(UnsafeCell<u32>);
 
@@ -94,4 +94,15 @@ fn the_engine_in_a_reused_slot_is_visible() {
         thread.join().unwrap();
         [first, second].into_iter().for_each(Name::end);
     });
+}
+
+kills! {
+    the_engine_in_a_new_slot_is_visible {
+        "slot::NEW": "Causality violation",
+        "slot::LIST": "Causality violation",
+    }
+    the_engine_in_a_reused_slot_is_visible {
+        "slot::REUSED": "Causality violation",
+        "slot::EACH": "Causality violation",
+    }
 }

@@ -11,14 +11,14 @@ use std::{
 
 use raddle::{
     Cause, Engine, EngineKind, WaitError,
-    internals::{Flavour, PollState, Step},
+    internals::{Flavour, PollState},
 };
 use raddle_loom_tests::checker::{
     cell::UnsafeCell,
     sync::{Mutex, atomic::AtomicUsize},
     thread,
 };
-use raddle_loom_tests::{COMPLETE, Count, model, must_fail, must_fail_under_loom, pending, without};
+use raddle_loom_tests::{COMPLETE, Count, kills, model, pending};
 
 /// A value whose cell reports races.
 struct Data(UnsafeCell<usize>);
@@ -94,45 +94,17 @@ impl Drop for Model {
     }
 }
 
-fn a_future_is_woken_while_it_is_polled() {
-    let (future, is_done) = Model::new(1);
-    let other = Arc::clone(&future);
-    let thread = thread::spawn(move || other.signal());
-    future.run();
-    drop(future);
-    thread.join().unwrap();
-    assert!(is_done.load(Relaxed), "a wake-up was lost");
-}
-
 #[test]
 fn a_wake_up_during_a_poll_is_not_lost() {
-    model(COMPLETE, Flavour::Contract, a_future_is_woken_while_it_is_polled);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn pausing_without_checking_for_wakes() {
-    without(Step::PauseSeesWakes, || {
-        model(COMPLETE, Flavour::Contract, a_future_is_woken_while_it_is_polled);
+    model(COMPLETE, Flavour::Contract, || {
+        let (future, is_done) = Model::new(1);
+        let other = Arc::clone(&future);
+        let thread = thread::spawn(move || other.signal());
+        future.run();
+        drop(future);
+        thread.join().unwrap();
+        assert!(is_done.load(Relaxed), "a wake-up was lost");
     });
-}
-
-#[test]
-fn a_pause_that_does_not_see_wakes_loses_one() {
-    must_fail!(pausing_without_checking_for_wakes, "a wake-up was lost");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn queueing_a_poll_during_a_poll() {
-    without(Step::OnePollAtATime, || {
-        model(COMPLETE, Flavour::Contract, a_future_is_woken_while_it_is_polled);
-    });
-}
-
-#[test]
-fn a_wake_that_queues_a_poll_during_a_poll_causes_two_polls_at_once() {
-    must_fail!(queueing_a_poll_during_a_poll, "Causality violation");
 }
 
 /// When the second wake comes, the poll caused by the first one may be queued, under way or over.
@@ -184,7 +156,8 @@ fn ready<F: Future + Unpin>(mut future: F) -> F::Output {
 }
 
 /// The operation ends on the thread that drops the last guard, and hands over the writes made through both guards.
-fn two_guards_are_dropped() {
+#[test]
+fn the_last_guard_hands_over_what_all_guards_have_done() {
     model(2, Flavour::Contract, || {
         let engine = engine();
         let (one, other) = (engine.var(Data::new()), engine.var(Data::new()));
@@ -203,18 +176,6 @@ fn two_guards_are_dropped() {
         assert_eq!((one.version(), other.version()), (1, 2));
         thread.join().unwrap();
     });
-}
-
-#[test]
-fn the_last_guard_hands_over_what_all_guards_have_done() {
-    two_guards_are_dropped();
-    must_fail_under_loom!(the_last_guard_does_not_see_what_the_others_have_done, "Causality violation");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test above"]
-fn the_last_guard_does_not_see_what_the_others_have_done() {
-    without(Step::LastShareAcquires, two_guards_are_dropped);
 }
 
 #[test]
@@ -306,40 +267,25 @@ impl Future for Signal {
     }
 }
 
-fn a_future_waits_for_a_signal() {
-    let (engine, signal) = (engine(), Signal::default());
-    let value = engine.var(Data::new());
-    let awaited = signal.clone();
-    let thread = thread::spawn(move || signal.set());
-    engine
-        .op("")
-        .push_future(value.write(), |guard| async move {
-            guard.add();
-            awaited.await;
-            guard.add();
-        })
-        .unwrap();
-    engine.wait_for_var(&value).expect("the future was lost");
-    assert_eq!((engine.with(&value, |data| data.get()).unwrap(), value.version()), (2, 1));
-    thread.join().unwrap();
-}
-
 #[test]
 fn a_future_that_another_thread_wakes_completes() {
-    model(2, Flavour::Contract, a_future_waits_for_a_signal);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn a_future_on_an_engine_that_loses_wakes() {
-    without(Step::PauseSeesWakes, || {
-        model(2, Flavour::Contract, a_future_waits_for_a_signal);
+    model(2, Flavour::Contract, || {
+        let (engine, signal) = (engine(), Signal::default());
+        let value = engine.var(Data::new());
+        let awaited = signal.clone();
+        let thread = thread::spawn(move || signal.set());
+        engine
+            .op("")
+            .push_future(value.write(), |guard| async move {
+                guard.add();
+                awaited.await;
+                guard.add();
+            })
+            .unwrap();
+        engine.wait_for_var(&value).expect("the future was lost");
+        assert_eq!((engine.with(&value, |data| data.get()).unwrap(), value.version()), (2, 1));
+        thread.join().unwrap();
     });
-}
-
-#[test]
-fn a_future_whose_wake_is_lost_is_lost() {
-    must_fail_under_loom!(a_future_on_an_engine_that_loses_wakes, "the future was lost");
 }
 
 /// The other thread drops the registered waker while the future is being polled or once it is waiting. If that thread
@@ -377,4 +323,28 @@ fn a_future_whose_last_waker_is_dropped_fails_once() {
         }
         assert_eq!((result, dropped.load(Relaxed), value.version()), (Some(true), 1, 0));
     });
+}
+
+kills! {
+    a_wake_up_during_a_poll_is_not_lost {
+        "poll::WAKE": "a wake-up was lost",
+        "poll::PAUSE": "Causality violation",
+        "poll::END": "Causality violation",
+        "poll::BEGIN": "Causality violation",
+        "step::PAUSE_SEES_WAKES": "a wake-up was lost",
+        "step::ONE_POLL_AT_A_TIME": "Causality violation",
+    }
+    each_of_two_wakes_is_seen_by_a_poll {
+        "poll::WAKE": "a wake-up was lost",
+    }
+    the_owner_of_the_last_waker_has_the_future_to_itself {
+        "poll::LOOK": "Causality violation",
+    }
+    the_last_guard_hands_over_what_all_guards_have_done {
+        "guards::DROPPED": "Causality violation",
+        "guards::LAST": "Causality violation",
+    }
+    a_future_that_another_thread_wakes_completes {
+        only loom "step::PAUSE_SEES_WAKES": "the future was lost",
+    }
 }

@@ -4,10 +4,10 @@ use std::{panic::Location, ptr::NonNull, sync::Arc};
 
 use raddle::{
     Name,
-    internals::{Cancel, Cancellable, DEFAULT_BAND, Flavour, OpRef, Step},
+    internals::{Cancel, Cancellable, DEFAULT_BAND, Flavour, OpRef},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, sync::Mutex, thread};
-use raddle_loom_tests::{end_alone, model, must_fail, must_fail_under_loom, without};
+use raddle_loom_tests::{end_alone, kills, model};
 
 #[derive(Default)]
 struct Runs(UnsafeCell<usize>);
@@ -91,27 +91,6 @@ fn one_thread_runs_it(cancels: bool) {
 #[test]
 fn an_operation_in_a_queue_is_run_by_its_waiter_or_by_a_worker() {
     one_thread_runs_it(false);
-    must_fail!(an_operation_is_run_by_both, "use after reclamation");
-    must_fail!(a_record_is_used_by_a_waiter_that_is_not_pinned, "use after reclamation");
-    must_fail_under_loom!(a_record_is_used_by_a_waiter_that_has_not_received_it, "Causality violation");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test above"]
-fn an_operation_is_run_by_both() {
-    without(Step::TakeQueued, || one_thread_runs_it(false));
-}
-
-#[test]
-#[ignore = "fails by design; run by the test above"]
-fn a_record_is_used_by_a_waiter_that_is_not_pinned() {
-    without(Step::PinBeforeTake, || one_thread_runs_it(false));
-}
-
-#[test]
-#[ignore = "fails by design; run by the test above"]
-fn a_record_is_used_by_a_waiter_that_has_not_received_it() {
-    without(Step::PublishReleases, || one_thread_runs_it(false));
 }
 
 #[test]
@@ -121,7 +100,8 @@ fn a_cancelled_operation_in_a_queue_is_not_run() {
 
 /// A worker inspects an entry's operation and puts the entry back into the queue while a waiter tries to take the
 /// operation.
-fn a_worker_looks() {
+#[test]
+fn a_waiter_takes_no_operation_that_a_worker_looks_at() {
     model(2, Flavour::Contract, || {
         let runs = Arc::<Runs>::default();
         let shared = Arc::new(Cancellable::new(Default::default(), Name::from("op"), Location::caller(), ()));
@@ -149,14 +129,19 @@ fn a_worker_looks() {
     });
 }
 
-#[test]
-fn a_waiter_takes_no_operation_that_a_worker_looks_at() {
-    a_worker_looks();
-    must_fail!(an_operation_is_taken_while_a_worker_looks_at_it, "Causality violation");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test above"]
-fn an_operation_is_taken_while_a_worker_looks_at_it() {
-    without(Step::LookPops, a_worker_looks);
+kills! {
+    an_operation_in_a_queue_is_run_by_its_waiter_or_by_a_worker {
+        "publish::PUBLISHED": "Causality violation",
+        "publish::CLAIMED": "Causality violation",
+        "step::TAKE_QUEUED": "use after reclamation",
+        "step::PIN": "use after reclamation",
+    }
+    a_cancelled_operation_in_a_queue_is_not_run {
+        "step::TAKE_CLAIMS": "use after reclamation",
+    }
+    a_waiter_takes_no_operation_that_a_worker_looks_at {
+        "look::PUT_BACK": "Causality violation",
+        "look::TAKEN": "Causality violation",
+        "step::LOOK_POPS": "Causality violation",
+    }
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use raddle::{
     IdlePolicy,
-    internals::{DEFAULT_BAND, Flavour, Injector, Lane, LaneOptions, OpRef, Step},
+    internals::{DEFAULT_BAND, Flavour, Injector, Lane, LaneOptions, OpRef},
 };
 use raddle_loom_tests::checker::thread;
-use raddle_loom_tests::{end_alone, model, must_fail, without};
+use raddle_loom_tests::{end_alone, kills, model, must_fail};
 
 fn op(number: usize, band: u8) -> OpRef<usize> {
     // SAFETY: the operation uses no variable.
@@ -208,19 +208,6 @@ fn an_operation_that_enters_once_is_popped_once_and_no_freed_one_is_reached() {
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_a_single_entry() {
-    without(Step::EntersOnce, || {
-        model(3, Flavour::Contract, an_operation_could_come_back(true));
-    });
-}
-
-#[test]
-fn without_a_single_entry_a_popper_reaches_a_freed_operation() {
-    must_fail!(without_a_single_entry, "use after reclamation");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
 fn with_a_second_entry() {
     model(3, Flavour::Contract, an_operation_could_come_back(true));
 }
@@ -228,4 +215,34 @@ fn with_a_second_entry() {
 #[test]
 fn a_second_entry_is_refused() {
     must_fail!(with_a_second_entry, "an operation enters a lane of several workers a second time");
+}
+
+kills! {
+    each_operation_of_the_default_band_is_popped_once {
+        "inject::INBOX": "Causality violation",
+        "inject::TAKEN": "Causality violation",
+    }
+    the_bit_of_a_band_is_set_while_it_holds_operations {
+        "mask::SET": "operations are left in an injector",
+        "mask::CLEARED": "operations are left in an injector",
+        "step::BAND_CHECKED_AGAIN": "operations are left in an injector",
+    }
+    two_poppers_that_take_several_share_all_pushed_operations {
+        "step::PIN": "use after reclamation",
+    }
+    two_poppers_share_the_operations_of_two_pushes {
+        "inject::CHAIN": "operations are left in an injector",
+        "inject::FIRST": "operations are left in an injector",
+        "step::REST_MARKED": "operations are left in an injector",
+    }
+    a_slow_popper_finds_the_next_chain_and_no_freed_operation {
+        "inject::RETRY": "Causality violation",
+        "step::PIN": "use after reclamation",
+    }
+    an_operation_that_enters_once_is_popped_once_and_no_freed_one_is_reached {
+        "inject::INBOX": "Causality violation",
+    }
+    with_a_second_entry {
+        "step::ENTERS_ONCE": "use after reclamation",
+    }
 }

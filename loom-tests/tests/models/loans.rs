@@ -3,10 +3,10 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use raddle::{
     IdlePolicy,
-    internals::{Flavour, Loans, Sleep, Stay, Step},
+    internals::{Flavour, Loans, Sleep, Stay},
 };
 use raddle_loom_tests::checker::{sync::atomic::AtomicUsize, thread};
-use raddle_loom_tests::{COMPLETE, model, must_fail, must_fail_under_loom, without};
+use raddle_loom_tests::{COMPLETE, kills, model};
 
 /// A lane with idle workers, and the number of functions computing in it.
 struct Lane {
@@ -51,43 +51,15 @@ impl Lane {
 }
 
 /// The only worker finds work while a function tries to continue in the worker's place.
-fn one_worker() {
-    let lane = Lane::new(1);
-    let other = Arc::clone(&lane);
-    let function = thread::spawn(move || other.go_on());
-    lane.work(0);
-    function.join().unwrap();
-}
-
 #[test]
 fn a_worker_stays_idle_while_a_function_continues_in_its_place() {
-    model(COMPLETE, Flavour::Contract, one_worker);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_the_fence_of_the_borrower() {
-    without(Step::BorrowFence, || {
-        model(COMPLETE, Flavour::Contract, one_worker);
+    model(COMPLETE, Flavour::Contract, || {
+        let lane = Lane::new(1);
+        let other = Arc::clone(&lane);
+        let function = thread::spawn(move || other.go_on());
+        lane.work(0);
+        function.join().unwrap();
     });
-}
-
-#[test]
-fn without_the_fence_of_the_borrower_the_worker_computes_as_well() {
-    must_fail_under_loom!(without_the_fence_of_the_borrower, "more functions compute than there are workers");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_the_notification() {
-    without(Step::GiveBackNotifies, || {
-        model(COMPLETE, Flavour::Contract, one_worker);
-    });
-}
-
-#[test]
-fn without_the_notification_the_worker_stays_idle_for_ever() {
-    must_fail!(without_the_notification, "deadlock");
 }
 
 /// A function continues after a wait, waits again and continues again. The worker in whose place it continues may stay
@@ -132,4 +104,17 @@ fn a_place_is_lent_to_one_function_at_a_time() {
         lane.go_on();
         function.join().unwrap();
     });
+}
+
+kills! {
+    a_worker_stays_idle_while_a_function_continues_in_its_place {
+        "lent::BORROW": "more functions compute than there are workers",
+        "step::GIVE_BACK_NOTIFIES": "deadlock",
+    }
+    a_worker_that_has_stayed_idle_sees_the_next_loan {
+        "lent::STAY": "more functions compute than there are workers",
+    }
+    at_most_one_of_two_workers_stays_idle_for_a_function {
+        "step::GIVE_BACK_NOTIFIES": "deadlock",
+    }
 }

@@ -2,6 +2,8 @@
 
 #![cfg(any(raddle_loom, raddle_shuttle))]
 
+use raddle_loom_tests::check;
+
 mod acquire;
 mod cancel;
 mod complete;
@@ -23,3 +25,32 @@ mod sleep;
 mod threads;
 mod variable;
 mod waits;
+
+/// Every side of an edge and every step is needed by a model here, but those whose models have whole engines, which
+/// `shuttle.rs` has.
+#[test]
+fn each_edge_and_each_step_is_needed() {
+    let kills = [
+        cancel::KILLS,
+        complete::KILLS,
+        completion::KILLS,
+        delete::KILLS,
+        devices::KILLS,
+        family::KILLS,
+        fork::KILLS,
+        futures::KILLS,
+        in_place::KILLS,
+        injector::KILLS,
+        loans::KILLS,
+        pool::KILLS,
+        push::KILLS,
+        reclaim::KILLS,
+        records::KILLS,
+        shutdown::KILLS,
+        sleep::KILLS,
+        threads::KILLS,
+        variable::KILLS,
+        waits::KILLS,
+    ];
+    check(&kills, |declared| !declared.name.starts_with("engine_step::"));
+}

@@ -11,7 +11,7 @@ use raddle_loom_tests::checker::{
     sync::atomic::{AtomicPtr, Ordering::Relaxed},
     thread,
 };
-use raddle_loom_tests::model;
+use raddle_loom_tests::{kills, model};
 
 struct Batch {
     next: AtomicPtr<Batch>,
@@ -116,4 +116,15 @@ fn a_slow_pop_does_not_restore_a_batch_that_was_taken() {
         let kept = Taken::from(&pool);
         end(&pool, kept.into_iter().chain(thread.join().unwrap()), 2);
     });
+}
+
+kills! {
+    each_batch_is_taken_once_and_with_its_contents {
+        "batch::PUSH": "the word of a popped node may point to a node that is freed",
+        "batch::POP": "the word of a popped node may point to a node that is freed",
+        "batch::RETRY": "the word of a popped node may point to a node that is freed",
+    }
+    a_slow_pop_does_not_restore_a_batch_that_was_taken {
+        "step::PIN": "Causality violation",
+    }
 }

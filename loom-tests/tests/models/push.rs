@@ -11,10 +11,10 @@ use std::sync::Arc;
 use raddle::internals::{
     Flavour::{self, Contract, Crossbeam},
     Mode::{self, Read, Write},
-    OpRef, Step,
+    OpRef,
 };
 use raddle_loom_tests::checker::thread;
-use raddle_loom_tests::{StalledPush, Task, World, model, must_fail, without};
+use raddle_loom_tests::{StalledPush, Task, World, kills, model};
 
 /// Pushes lists of operations, the last list on this thread and each other list on a separate thread. Another thread
 /// finishes the `stalled` push, if any. Once these threads have been joined, runs all operations and checks their
@@ -59,17 +59,6 @@ fn two_pushes_of_the_same_variables_never_deadlock_on_crossbeam_epoch() {
     model(1, Crossbeam, two_on_the_same_two_variables);
 }
 
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn appending_without_help() {
-    without(Step::HelpBeforeAppend, || _ = model(2, Contract, two_on_the_same_two_variables));
-}
-
-#[test]
-fn without_help_two_pushes_deadlock() {
-    must_fail!(appending_without_help, "never became ready");
-}
-
 /// Two threads push over the same variables and run ready operations immediately.
 fn two_that_run_immediately(flavour: Flavour, bound: usize, modes: [Mode; 2]) {
     model(bound, flavour, move || {
@@ -96,26 +85,13 @@ fn a_reader_and_a_writer_exclude_each_other_while_they_are_pushed() {
 /// One thread pushes two operations while another pushes a third, for which it may have to help the first. A slow
 /// helper must notice that the access that it is about to insert is already in its queue, even if another operation is
 /// queued behind that access.
-fn a_slow_helper() {
-    let world = World::new(2);
-    let lists = vec![vec![world.op(&[A, B]), world.op(&[B])], vec![world.op(&[A])]];
-    push_all(&world, None, lists);
-}
-
 #[test]
 fn an_access_is_never_inserted_twice() {
-    model(3, Contract, a_slow_helper);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn inserting_without_rereading_registered() {
-    without(Step::RereadRegistered, || _ = model(3, Contract, a_slow_helper));
-}
-
-#[test]
-fn without_rereading_registered_an_access_is_inserted_twice() {
-    must_fail!(inserting_without_rereading_registered, "use after reclamation");
+    model(3, Contract, || {
+        let world = World::new(2);
+        let lists = vec![vec![world.op(&[A, B]), world.op(&[B])], vec![world.op(&[A])]];
+        push_all(&world, None, lists);
+    });
 }
 
 #[test]
@@ -197,7 +173,8 @@ fn the_tail_hands_over_the_access_it_points_to() {
 
 /// Three pushes use two of three variables each, so any two of them share one variable. The first push is stalled
 /// halfway.
-fn a_ring_by_two_threads() {
+#[test]
+fn a_ring_of_three_pushes_by_two_threads_never_deadlocks() {
     model(1, Contract, || {
         let world = World::new(3);
         let stalled = world.stall(world.op(&[A, B]));
@@ -211,26 +188,11 @@ fn a_ring_by_two_threads() {
     });
 }
 
+/// The ring of three pushes by three threads; the first two start halfway. If all three started at the beginning,
+/// a push without help would deadlock only with a bound that allows too many interleavings; `loom-tests/algorithm` has
+/// that model.
 #[test]
-fn a_ring_of_three_pushes_by_two_threads_never_deadlocks() {
-    a_ring_by_two_threads();
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn a_ring_by_two_threads_without_help() {
-    without(Step::HelpBeforeAppend, a_ring_by_two_threads);
-}
-
-#[test]
-fn without_help_a_ring_by_two_threads_deadlocks() {
-    must_fail!(a_ring_by_two_threads_without_help, "never became ready");
-}
-
-/// The ring of three pushes by three threads; the first two start halfway. If all three started at the beginning, the
-/// twin would find the deadlock only with a bound that allows too many interleavings; `loom-tests/algorithm` has that
-/// model.
-fn a_ring_by_three_threads() {
+fn a_ring_of_three_pushes_by_three_threads_never_deadlocks() {
     model(0, Contract, || {
         let world = World::new(3);
         let halfway = [world.op(&[A, B]), world.op(&[B, C])].map(|op| world.stall(op));
@@ -246,18 +208,34 @@ fn a_ring_by_three_threads() {
     });
 }
 
-#[test]
-fn a_ring_of_three_pushes_by_three_threads_never_deadlocks() {
-    a_ring_by_three_threads();
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn a_ring_by_three_threads_without_help() {
-    without(Step::HelpBeforeAppend, a_ring_by_three_threads);
-}
-
-#[test]
-fn without_help_a_ring_by_three_threads_deadlocks() {
-    must_fail!(a_ring_by_three_threads_without_help, "never became ready");
+kills! {
+    two_pushes_of_the_same_variables_never_deadlock {
+        "step::HELP_BEFORE_APPEND": "never became ready",
+    }
+    an_access_is_never_inserted_twice {
+        "swing::INSERTED": "use after reclamation",
+        "swing::TAIL": "use after reclamation",
+        "step::REREAD_REGISTERED": "use after reclamation",
+    }
+    a_half_done_push_between_two_pushes_of_one_variable_never_deadlocks {
+        "step::REGISTERED_AT_TAIL": "exceeded maximum number of branches",
+    }
+    a_stalled_pusher_delays_no_other_operation {
+        "step::HELPS": "exceeded maximum number of branches",
+    }
+    an_operation_that_was_helped_in_its_middle_becomes_ready {
+        "step::HELPER_DEFERS": "never became ready",
+        "step::DEFERRED_ADOPTED": "never became ready",
+    }
+    the_tail_hands_over_the_access_it_points_to {
+        "link::TAIL": "Causality violation",
+        "swing::HELPED": "Causality violation",
+        "swing::IDLE": "Causality violation",
+    }
+    a_ring_of_three_pushes_by_two_threads_never_deadlocks {
+        "step::HELP_BEFORE_APPEND": "never became ready",
+    }
+    a_ring_of_three_pushes_by_three_threads_never_deadlocks {
+        "step::HELP_BEFORE_APPEND": "never became ready",
+    }
 }

@@ -14,10 +14,10 @@ use raddle::internals::{
     DEFAULT_BAND,
     Flavour::{self, Contract, Crossbeam},
     Mode::{self, Read, Write},
-    OpRef, ReadyList, Step,
+    OpRef, ReadyList,
 };
 use raddle_loom_tests::checker::thread;
-use raddle_loom_tests::{COMPLETE, World, end_alone, model, must_fail, without};
+use raddle_loom_tests::{COMPLETE, World, end_alone, kills, model};
 
 /// One thread uses an idle variable again while another checks whether the variable is idle.
 fn use_again_while_another_checks(bound: Option<usize>, flavour: Flavour, mode: Mode) {
@@ -46,17 +46,6 @@ fn an_idle_variable_is_used_again_while_another_thread_checks_it_on_crossbeam_ep
 }
 
 #[test]
-#[ignore = "fails by design; run by the test below"]
-fn reclaiming_immediately() {
-    without(Step::ReclaimAfterEpoch, || use_again_while_another_checks(COMPLETE, Contract, Write));
-}
-
-#[test]
-fn without_the_epoch_a_record_is_used_after_reclamation() {
-    must_fail!(reclaiming_immediately, "use after reclamation");
-}
-
-#[test]
 fn an_idle_variable_is_used_again_by_two_threads() {
     model(3, Contract, || {
         let world = World::new(1);
@@ -72,8 +61,9 @@ fn an_idle_variable_is_used_again_by_two_threads() {
 
 /// One thread completes an operation while another appends a second one behind it. Then the first thread pushes a
 /// third: the tail that it finds must not be an access that it has retired.
-fn complete_while_another_appends(bound: usize) {
-    model(bound, Contract, || {
+#[test]
+fn the_tail_is_past_an_access_before_the_access_is_retired() {
+    model(3, Contract, || {
         let world = World::new(1);
         let [first, second, third] = [(); 3].map(|()| world.op(&[(0, Write)]));
         let first = world.push(first).ready.expect("nothing should be pending");
@@ -86,23 +76,7 @@ fn complete_while_another_appends(bound: usize) {
     });
 }
 
-#[test]
-fn the_tail_is_past_an_access_before_the_access_is_retired() {
-    complete_while_another_appends(3);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn retiring_the_access_at_the_tail() {
-    without(Step::TailPastRetired, || complete_while_another_appends(3));
-}
-
-#[test]
-fn with_the_tail_at_a_retired_access_a_record_is_used_after_reclamation() {
-    must_fail!(retiring_the_access_at_the_tail, "use after reclamation");
-}
-
-/// Like `complete_while_another_appends`, but the completing thread calls `is_idle` instead of pushing a third
+/// Like the model above, but the completing thread calls `is_idle` instead of pushing a third
 /// operation. With two `accesses`, the other thread finishes a stalled push; with one, it makes a new push.
 fn complete_and_check_while_another_appends(accesses: &'static [(usize, Mode)]) {
     model(3, Contract, move || {
@@ -240,4 +214,40 @@ fn an_operation_that_another_thread_holds_keeps_its_record() {
         thread.join().unwrap();
         world.end();
     });
+}
+
+kills! {
+    an_idle_variable_is_used_again_while_another_thread_checks_it {
+        "step::RETIRE": "use after reclamation",
+    }
+    an_idle_variable_is_used_again_by_two_threads {
+        "step::RETIRE": "use after reclamation",
+    }
+    the_tail_is_past_an_access_before_the_access_is_retired {
+        "step::TAIL_PAST_RETIRED": "use after reclamation",
+    }
+    the_tail_is_past_a_completed_operation_when_another_is_behind_it {
+        "register::SOLE": "use after reclamation",
+        "register::PAST": "use after reclamation",
+        "step::TAIL_PAST_RETIRED": "use after reclamation",
+    }
+    the_tail_is_past_a_completed_operation_when_another_of_two_variables_is_behind_it {
+        "register::SEVERAL": "use after reclamation",
+    }
+    a_variable_is_freed_only_after_the_helpers {
+        "step::RETIRE": "use after reclamation",
+    }
+    a_task_is_dropped_after_all_uses_by_other_holders {
+        "retire::ENDED": "Causality violation",
+        "retire::ALONE": "Causality violation",
+        "retire::LAST": "Causality violation",
+    }
+    a_share_is_added_while_another_ends {
+        "retire::HELD": "Causality violation",
+        "step::ALONE_WHEN_SHARING": "use after reclamation" | "the task was not dropped",
+    }
+    an_operation_that_another_thread_holds_keeps_its_record {
+        "retire::UNHELD": "Causality violation",
+        "step::ALONE_WHEN_LEFT": "use after reclamation",
+    }
 }

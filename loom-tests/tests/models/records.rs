@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use raddle::internals::{Flavour::ContractForReaders, PooledRecord, Registry, Step, mark, pin};
+use raddle::internals::{Flavour::ContractForReaders, PooledRecord, Registry, mark, pin};
 use raddle_loom_tests::checker::{
     cell::UnsafeCell,
     sync::atomic::{
@@ -17,7 +17,7 @@ use raddle_loom_tests::checker::{
     },
     thread,
 };
-use raddle_loom_tests::{COMPLETE, model, must_fail_under_loom, without};
+use raddle_loom_tests::{COMPLETE, kills, model};
 
 /// The contents that a pinned thread must find if it reads the record.
 const OLD: usize = 0;
@@ -63,7 +63,8 @@ fn read_while(bound: Option<usize>, reuse: impl Fn(PooledRecord) + Sync + Send +
 }
 
 /// The record is taken again as soon as the pool permits.
-fn reuse_while_another_thread_reads() {
+#[test]
+fn a_record_is_not_reused_while_a_pinned_thread_reads_it() {
     static REUSED: AtomicBool = AtomicBool::new(false);
     read_while(Some(3), |record| {
         // The second record put back fills the list, and the third retires the batch.
@@ -75,33 +76,6 @@ fn reuse_while_another_thread_reads() {
         put_back(&taken, 2);
     });
     assert!(REUSED.load(Relaxed), "the record is never reused, so the model shows nothing");
-}
-
-#[test]
-fn a_record_is_not_reused_while_a_pinned_thread_reads_it() {
-    reuse_while_another_thread_reads();
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn reusing_immediately() {
-    without(Step::ReclaimAfterEpoch, reuse_while_another_thread_reads);
-}
-
-#[test]
-fn without_the_epoch_a_record_is_reused_while_a_pinned_thread_reads_it() {
-    must_fail_under_loom!(reusing_immediately, "Causality violation");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn lists_in_retired_records() {
-    without(Step::ListsAreFree, reuse_while_another_thread_reads);
-}
-
-#[test]
-fn a_list_in_a_retired_record_is_written_while_a_pinned_thread_reads_it() {
-    must_fail_under_loom!(lists_in_retired_records, "Causality violation");
 }
 
 #[test]
@@ -194,4 +168,21 @@ fn a_thread_that_finds_a_marked_record_sees_it_as_it_was_marked() {
         // SAFETY: the record is from a box, and no other thread uses it.
         drop(unsafe { Box::from_raw(at.as_ptr()) });
     });
+}
+
+kills! {
+    a_record_is_not_reused_while_a_pinned_thread_reads_it {
+        only loom "step::RETIRE": "Causality violation",
+        only loom "step::LISTS_ARE_FREE": "Causality violation",
+    }
+    a_record_of_a_thread_that_ends_is_not_freed_while_a_pinned_thread_reads_it {
+        "step::RETIRE": "use after reclamation",
+    }
+    a_list_is_not_freed_while_a_slow_pop_reads_its_word {
+        "step::RETIRE": "use after reclamation",
+    }
+    a_thread_that_finds_a_marked_record_sees_it_as_it_was_marked {
+        "marked::MARKED": "Causality violation",
+        "marked::FOUND": "Causality violation",
+    }
 }

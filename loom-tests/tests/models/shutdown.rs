@@ -14,11 +14,11 @@ use std::{
 
 use raddle::{
     Engine, EngineKind, PushError, Shutdown, WriteGuard,
-    internals::{Flavour, PendingOps, Step, Waited, WakerKey},
+    internals::{Flavour, PendingOps, Waited, WakerKey},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, sync::atomic::AtomicUsize, thread};
 use raddle_loom_tests::shapes::*;
-use raddle_loom_tests::{COMPLETE, Count, Place, leave, model, must_fail, without};
+use raddle_loom_tests::{COMPLETE, Count, Place, kills, leave, model};
 
 struct Shared {
     pending: PendingOps,
@@ -73,61 +73,33 @@ fn a_wait_for_all_sees_what_operations_did_that_looked_for_waiters_for_room() {
     model(2, Flavour::Contract, || wait_for_two(true));
 }
 
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_the_notification() {
-    without(Step::LeaveNotifies, || {
-        model(2, Flavour::Contract, || wait_for_two(false));
-    });
-}
-
-#[test]
-fn without_the_notification_a_wait_for_all_never_ends() {
-    must_fail!(without_the_notification, "deadlock");
-}
-
 /// A scope's first operation pushes a second one, which is counted before the first leaves. The scope ends after both,
 /// and then has exclusive access to what they borrowed.
-fn end_of_a_scope() {
-    let shared = shared();
-    let (other, first) = (Arc::clone(&shared), shared.pending.enter());
-    let thread = thread::spawn(move || {
-        let second = other.pending.enter();
-        let another = Arc::clone(&other);
-        let thread = thread::spawn(move || {
-            // SAFETY: the scope ends after this write; the model verifies this.
-            another.data[1].with_mut(|data| unsafe { *data = 1 });
-            leave(&another.pending, second);
-        });
-        // SAFETY: the scope ends after this write; the model verifies this.
-        other.data[0].with_mut(|data| unsafe { *data = 1 });
-        leave(&other.pending, first);
-        thread
-    });
-    shared.pending.wait_until_idle(|| None);
-    for data in &shared.data {
-        // SAFETY: both operations are complete.
-        assert_eq!(data.with_mut(|data| unsafe { data.replace(2) }), 1);
-    }
-    thread.join().unwrap().join().unwrap();
-}
-
 #[test]
 fn a_scope_ends_after_operations_that_its_operations_push() {
-    model(2, Flavour::Contract, end_of_a_scope);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_a_second_wait_at_the_end_of_a_scope() {
-    without(Step::IdleWaitsAgain, || {
-        model(2, Flavour::Contract, end_of_a_scope);
+    model(2, Flavour::Contract, || {
+        let shared = shared();
+        let (other, first) = (Arc::clone(&shared), shared.pending.enter());
+        let thread = thread::spawn(move || {
+            let second = other.pending.enter();
+            let another = Arc::clone(&other);
+            let thread = thread::spawn(move || {
+                // SAFETY: the scope ends after this write; the model verifies this.
+                another.data[1].with_mut(|data| unsafe { *data = 1 });
+                leave(&another.pending, second);
+            });
+            // SAFETY: the scope ends after this write; the model verifies this.
+            other.data[0].with_mut(|data| unsafe { *data = 1 });
+            leave(&other.pending, first);
+            thread
+        });
+        shared.pending.wait_until_idle(|| None);
+        for data in &shared.data {
+            // SAFETY: both operations are complete.
+            assert_eq!(data.with_mut(|data| unsafe { data.replace(2) }), 1);
+        }
+        thread.join().unwrap().join().unwrap();
     });
-}
-
-#[test]
-fn without_a_second_wait_a_scope_ends_too_early() {
-    must_fail!(without_a_second_wait_at_the_end_of_a_scope, "assertion `left == right` failed");
 }
 
 /// An operation that enters after the wait has begun does not delay the wait even if it never leaves; one that races
@@ -252,24 +224,22 @@ fn a_thread_that_finds_nothing_pending_sees_what_the_operations_did() {
     });
 }
 
-fn a_wait_is_polled() {
-    let shared = shared();
-    let (other, ticket) = (Arc::clone(&shared), shared.pending.enter());
-    let thread = thread::spawn(move || leave(&other.pending, ticket));
-    let count = Arc::new(Count::default());
-    let waker = Waker::from(Arc::clone(&count));
-    let mut wait = shared.pending.begin();
-    let polled = shared.pending.poll(&mut wait, &waker);
-    thread.join().unwrap();
-    if polled.is_pending() {
-        assert_eq!(count.get(), 1, "the future was not woken");
-        assert!(shared.pending.poll(&mut wait, &waker).is_ready(), "the future was woken too soon");
-    }
-}
-
 #[test]
 fn a_wait_for_all_that_is_polled_is_woken_when_it_is_over() {
-    model(COMPLETE, Flavour::Contract, a_wait_is_polled);
+    model(COMPLETE, Flavour::Contract, || {
+        let shared = shared();
+        let (other, ticket) = (Arc::clone(&shared), shared.pending.enter());
+        let thread = thread::spawn(move || leave(&other.pending, ticket));
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        let mut wait = shared.pending.begin();
+        let polled = shared.pending.poll(&mut wait, &waker);
+        thread.join().unwrap();
+        if polled.is_pending() {
+            assert_eq!(count.get(), 1, "the future was not woken");
+            assert!(shared.pending.poll(&mut wait, &waker).is_ready(), "the future was woken too soon");
+        }
+    });
 }
 
 /// A future is dropped while the operation that it awaits leaves. The future may be woken before the drop; afterwards,
@@ -330,19 +300,6 @@ fn a_wait_for_room_misses_no_leave() {
     model(3, Flavour::Contract, || wait_for_room(3));
 }
 
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_watching() {
-    without(Step::WatchForRoom, || {
-        model(COMPLETE, Flavour::Contract, || wait_for_room(1));
-    });
-}
-
-#[test]
-fn without_watching_a_wait_for_room_is_never_woken() {
-    must_fail!(without_watching, "the future was not woken");
-}
-
 /// A generation is closed and another opened while a future begins to wait for room. An operation that leaves the new
 /// generation after that must find the generation watched.
 #[test]
@@ -391,7 +348,8 @@ fn a_thread_that_waits_for_room_is_woken() {
 
 /// Two futures wait until there is room for one operation. The first future is dropped, so the second must be woken,
 /// unless it has found room itself.
-fn the_first_of_two_waits_for_room_is_dropped() {
+#[test]
+fn a_future_that_is_dropped_passes_its_room_on() {
     model(2, Flavour::Contract, || {
         let shared = shared();
         let _ = shared.pending.set_limit(1);
@@ -410,18 +368,6 @@ fn the_first_of_two_waits_for_room_is_dropped() {
         assert!(polled[1] || counts[1].get() == 1, "the second future was not woken");
         let _ = shared.pending.end_room(&mut keys[1]);
     });
-}
-
-#[test]
-fn a_future_that_is_dropped_passes_its_room_on() {
-    the_first_of_two_waits_for_room_is_dropped();
-    must_fail!(a_future_that_is_dropped_keeps_its_room, "the second future was not woken");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test above"]
-fn a_future_that_is_dropped_keeps_its_room() {
-    without(Step::PassRoomOn, the_first_of_two_waits_for_room_is_dropped);
 }
 
 /// Generations are reused while an entering operation may still find one of them closed.
@@ -595,4 +541,60 @@ fn a_future_that_begins_to_wait_for_room_during_a_shutdown_is_refused_or_woken()
         drop(room);
         drop(place.lock().unwrap().take());
     });
+}
+
+kills! {
+    a_wait_for_all_ends_after_earlier_operations_and_sees_their_effects {
+        "leave::LEFT": "Causality violation",
+        "leave::REST": "Causality violation",
+        "leave::ARMED": "Causality violation",
+        "leave::COMPUTED": "Causality violation",
+        "leave::LAST": "Causality violation",
+        "step::LEAVE_NOTIFIES": "deadlock",
+    }
+    a_wait_for_all_sees_what_operations_did_that_looked_for_waiters_for_room {
+        "leave::REST_WATCHED": "Causality violation",
+        "leave::LAST_WATCHED": "Causality violation",
+    }
+    a_scope_ends_after_operations_that_its_operations_push {
+        "step::IDLE_WAITS_AGAIN": "left: 0",
+    }
+    an_entry_finds_the_chunk_of_a_generation_that_was_opened_meanwhile {
+        "open::ENTER_CHUNK": "Causality violation",
+    }
+    a_count_includes_every_operation_that_is_pending {
+        "leave::COUNTED": "the first operation is not counted",
+    }
+    a_thread_that_finds_nothing_pending_sees_what_the_operations_did {
+        "leave::COUNTED": "Causality violation",
+    }
+    a_wait_for_room_is_woken_when_an_operation_leaves {
+        "step::WATCH_FOR_ROOM": "the future was not woken",
+    }
+    a_wait_for_room_misses_no_leave {
+        "step::WATCH_LOOKS_AGAIN": "the future was not woken",
+    }
+    a_wait_for_room_is_woken_by_operations_of_later_generations {
+        "step::NEXT_WATCHED": "the future was not woken",
+    }
+    a_future_that_is_dropped_passes_its_room_on {
+        "step::PASS_ROOM_ON": "the second future was not woken",
+    }
+    entries_are_counted_once_while_generations_are_reused {
+        "open::CURRENT": "exceeded maximum number of branches",
+        "open::ENTER": "exceeded maximum number of branches",
+        "close::CLOSED": "exceeded maximum number of branches",
+        "close::FOUND": "exceeded maximum number of branches",
+        "step::CLOSED_REFUSES": "deadlock",
+    }
+    an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait {
+        "open::ENTERED": "is not seen",
+        "open::COUNTED": "is not seen",
+    }
+    a_push_that_races_with_a_shutdown_is_refused_or_runs {
+        "step::PHASE_REFUSES": "the shutdown returned before an accepted operation ran",
+    }
+    a_future_that_begins_to_wait_for_room_during_a_shutdown_is_refused_or_woken {
+        "step::ROOM_LOOKS_FOR_SHUTDOWN": "the shutdown has not woken the future",
+    }
 }

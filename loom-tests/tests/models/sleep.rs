@@ -7,13 +7,13 @@
 use std::sync::Arc;
 
 use raddle::IdlePolicy;
-use raddle::internals::{DEFAULT_BAND, Flavour, Lane, LaneOptions, OpRef, ParkKind, SearchState, Sleep, Step, Worker};
+use raddle::internals::{DEFAULT_BAND, Flavour, Lane, LaneOptions, OpRef, ParkKind, SearchState, Sleep, Worker};
 use raddle_loom_tests::checker::{
     cell::UnsafeCell,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
 };
-use raddle_loom_tests::{end_alone, model, must_fail, must_fail_under_loom, without};
+use raddle_loom_tests::{end_alone, kills, model};
 
 type Number = usize;
 
@@ -140,7 +140,8 @@ fn two_pushes_reach_two_workers_that_take_one_operation_each() {
     model(2, Flavour::Contract, two_workers(lane));
 }
 
-/// A notifier need not wake a worker in a timed park, even if the worker then parks without a time limit.
+/// A notifier need not wake a worker in a timed park, even if the worker then parks without a time limit. The lane has
+/// two workers, since a notifier leaves work to others only while another worker is awake.
 #[test]
 fn two_pushes_reach_two_workers_with_timed_parks() {
     model(2, Flavour::Contract, two_workers(contended_lane));
@@ -238,11 +239,13 @@ fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
 fn a_notifier_reads_a_complete_thread_handle_that_is_not_freed() {
     model(3, Flavour::Contract, || {
         let sleep = Arc::new(Sleep::new(1, IdlePolicy::Park));
-        let its_sleep = Arc::clone(&sleep);
-        let carriers = thread::spawn(move || (0..2).for_each(|_| its_sleep.set_thread(0)));
-        let notifier = thread::spawn(move || sleep.wake_all());
+        let (carried, notified) = (Arc::clone(&sleep), Arc::clone(&sleep));
+        let carriers = thread::spawn(move || (0..2).for_each(|_| carried.set_thread(0)));
+        let notifier = thread::spawn(move || notified.wake_all());
         carriers.join().unwrap();
         notifier.join().unwrap();
+        // Frees the last handle, which this thread sees, on a thread that comes after both.
+        drop(sleep);
     });
 }
 
@@ -322,60 +325,6 @@ fn workers_see_earlier_writes_when_their_lane_ends() {
     });
 }
 
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_the_notify_fence() {
-    without(Step::NotifyFence, || {
-        model(3, Flavour::Contract, one_worker(&[DEFAULT_BAND]));
-    });
-}
-
-#[test]
-fn without_the_notify_fence_a_wake_up_is_lost() {
-    must_fail_under_loom!(without_the_notify_fence, "deadlock");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_the_second_search() {
-    without(Step::SearchAgainBeforePark, || {
-        model(3, Flavour::Contract, one_worker(&[DEFAULT_BAND]));
-    });
-}
-
-#[test]
-fn without_the_second_search_a_wake_up_is_lost() {
-    must_fail!(without_the_second_search, "deadlock");
-}
-
-/// The notifier must not leave its work to a worker that stays parked. The lane has two workers, since a notifier
-/// leaves work to others only while another worker is awake.
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn when_a_timed_park_does_not_end() {
-    without(Step::TimedParkEnds, || {
-        model(2, Flavour::Contract, two_workers(contended_lane));
-    });
-}
-
-#[test]
-fn when_a_timed_park_does_not_end_work_is_left_to_a_sleeper() {
-    must_fail!(when_a_timed_park_does_not_end, "deadlock");
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn when_a_timed_park_is_not_retracted() {
-    without(Step::RetractTimedPark, || {
-        model(2, Flavour::Contract, two_workers(contended_lane));
-    });
-}
-
-#[test]
-fn when_a_timed_park_is_not_retracted_a_parked_worker_is_taken_for_a_timed_one() {
-    must_fail!(when_a_timed_park_is_not_retracted, "deadlock");
-}
-
 /// A worker takes the operations out of its deque to look for the one that it awaits, then puts them back. Meanwhile,
 /// the other worker may have found the deque empty.
 #[test]
@@ -391,4 +340,63 @@ fn an_operation_that_a_waiter_puts_back_reaches_the_other_worker() {
         // This thread waits, so the other worker must run the operation.
         assert_taken_once(threads, 1);
     });
+}
+
+kills! {
+    a_push_and_a_worker_that_parks_cannot_miss_each_other {
+        "sleep::NOTIFY": "deadlock",
+        "sleep::ANNOUNCE": "deadlock",
+        "step::SEARCH_AGAIN_BEFORE_PARK": "deadlock",
+    }
+    a_push_with_a_priority_and_a_worker_that_parks_cannot_miss_each_other {
+        "sleep::NOTIFY": "deadlock",
+    }
+    a_push_and_a_worker_in_a_timed_park_cannot_miss_each_other {
+        "sleep::NOTIFY": "deadlock",
+    }
+    two_pushes_reach_one_worker {
+        "sleep::NOTIFY": "deadlock",
+    }
+    two_pushes_are_taken_once_each_and_the_end_reaches_both_workers {
+        "sleep::NOTIFY_ALL": "deadlock",
+        "step::END_CHECKED_AGAIN": "deadlock",
+    }
+    two_pushes_reach_two_workers_that_take_one_operation_each {
+        "sleep::STOP_SEARCH": "deadlock",
+        "step::LAST_SEARCHER_CHECKS": "deadlock",
+    }
+    two_pushes_reach_two_workers_with_timed_parks {
+        "step::TIMED_PARK_ENDS": "deadlock",
+        "step::RETRACT_TIMED_PARK": "deadlock",
+    }
+    a_worker_that_stopped_searching_is_not_taken_for_a_sleeper {
+        "sleep::SEARCH_OVER": "deadlock",
+    }
+    a_worker_that_stopped_searching_is_not_taken_for_a_sleeper_by_another_thread {
+        "sleep::NOTIFY": "deadlock",
+    }
+    a_push_reaches_a_worker_that_has_moved_to_another_thread {
+        "step::RETIRE": "use after reclamation",
+    }
+    a_notifier_reads_a_complete_thread_handle_that_is_not_freed {
+        "thread::SET": "Causality violation",
+        "thread::NOTIFIED": "Causality violation",
+        "step::PIN": "use after reclamation",
+    }
+    the_rest_of_a_stolen_batch_reaches_a_worker_that_has_searched_in_vain {
+        "step::STEAL_NOTIFIES": "deadlock",
+    }
+    the_second_successor_of_an_operation_reaches_a_worker_that_parks {
+        "step::SUCCESSORS_NOTIFY": "deadlock",
+    }
+    shared_successors_reach_a_worker_that_parks {
+        "step::SHARED_SLOT_NOTIFIES": "deadlock",
+    }
+    workers_see_earlier_writes_when_their_lane_ends {
+        "ended::END": "Causality violation",
+        "ended::SEEN": "Causality violation",
+    }
+    an_operation_that_a_waiter_puts_back_reaches_the_other_worker {
+        "step::PUT_BACK_NOTIFIES": "deadlock",
+    }
 }

@@ -11,43 +11,28 @@ use std::{
     time::Instant,
 };
 
-use raddle::internals::{Aside, Flavour, Laid, PendingOps, SpareThreads, Step, Stopped};
+use raddle::internals::{Aside, Flavour, Laid, PendingOps, SpareThreads, Stopped};
 use raddle_loom_tests::checker::{
     sync::{Mutex, atomic::AtomicBool},
     thread,
 };
-use raddle_loom_tests::{COMPLETE, leave, model, must_fail, without};
+use raddle_loom_tests::{COMPLETE, kills, leave, model};
 
 /// A worker is offered to a thread whose time limit has passed: the thread takes it, or the offer returns it.
-fn offer_to_a_thread_that_gives_up() {
-    let spares = Arc::new(SpareThreads::default());
-    let other = Arc::clone(&spares);
-    // In models, a time limit passes immediately.
-    let thread = thread::spawn(move || other.wait(Some(Instant::now())));
-    let offered = spares.offer(7);
-    let taken = thread.join().unwrap();
-    match offered {
-        Ok(()) => assert_eq!(taken, Some(7), "the worker is lost"),
-        Err(worker) => assert_eq!((worker, taken), (7, None)),
-    }
-}
-
 #[test]
 fn a_worker_offered_to_a_thread_that_gives_up_is_not_lost() {
-    model(COMPLETE, Flavour::Contract, offer_to_a_thread_that_gives_up);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_the_second_check() {
-    without(Step::SparesCheckAgain, || {
-        model(COMPLETE, Flavour::Contract, offer_to_a_thread_that_gives_up);
+    model(COMPLETE, Flavour::Contract, || {
+        let spares = Arc::new(SpareThreads::default());
+        let other = Arc::clone(&spares);
+        // In models, a time limit passes immediately.
+        let thread = thread::spawn(move || other.wait(Some(Instant::now())));
+        let offered = spares.offer(7);
+        let taken = thread.join().unwrap();
+        match offered {
+            Ok(()) => assert_eq!(taken, Some(7), "the worker is lost"),
+            Err(worker) => assert_eq!((worker, taken), (7, None)),
+        }
     });
-}
-
-#[test]
-fn without_the_second_check_a_worker_offered_to_a_thread_that_gives_up_is_lost() {
-    must_fail!(without_the_second_check, "the worker is lost");
 }
 
 /// Two workers are offered concurrently while two threads wait or are about to wait. Each accepted worker is taken
@@ -93,79 +78,49 @@ impl Wake for Ends {
 
 /// An operation pushes a second one, which pushes a third, while the engine begins to end in the background. The engine
 /// ends when all three are complete.
-fn end_behind_a_chain() {
-    let (pending, over) = (Arc::new(PendingOps::new(2)), Arc::new(AtomicUsize::new(0)));
-    let (first, other, count) = (pending.enter(), Arc::clone(&pending), Arc::clone(&over));
-    let thread = thread::spawn(move || {
-        let second = other.enter();
-        count.fetch_add(1, Relaxed);
-        leave(&other, first);
-        let third = other.enter();
-        count.fetch_add(1, Relaxed);
-        leave(&other, second);
-        count.fetch_add(1, Relaxed);
-        leave(&other, third);
-    });
-    let ends = Arc::new(Ends { pending, over, ended: AtomicBool::new(false) });
-    Arc::clone(&ends).wake();
-    thread.join().unwrap();
-    assert!(ends.ended.load(Relaxed), "the engine did not end");
-}
-
 #[test]
 fn a_background_end_waits_for_operations_pushed_by_operations() {
-    model(2, Flavour::Contract, end_behind_a_chain);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_checking_again() {
-    without(Step::EndChecksAgain, || {
-        model(2, Flavour::Contract, end_behind_a_chain);
+    model(2, Flavour::Contract, || {
+        let (pending, over) = (Arc::new(PendingOps::new(2)), Arc::new(AtomicUsize::new(0)));
+        let (first, other, count) = (pending.enter(), Arc::clone(&pending), Arc::clone(&over));
+        let thread = thread::spawn(move || {
+            let second = other.enter();
+            count.fetch_add(1, Relaxed);
+            leave(&other, first);
+            let third = other.enter();
+            count.fetch_add(1, Relaxed);
+            leave(&other, second);
+            count.fetch_add(1, Relaxed);
+            leave(&other, third);
+        });
+        let ends = Arc::new(Ends { pending, over, ended: AtomicBool::new(false) });
+        Arc::clone(&ends).wake();
+        thread.join().unwrap();
+        assert!(ends.ended.load(Relaxed), "the engine did not end");
     });
-}
-
-#[test]
-fn without_checking_again_a_background_end_is_too_early() {
-    must_fail!(without_checking_again, "an operation is still pending");
 }
 
 /// The engine stops while a function begins to wait for an operation that only another worker can run. Either that
 /// worker is not laid aside, or the function takes it up again.
-fn stop_while_a_function_begins_to_wait() {
-    let (aside, runs) = (Arc::new(Aside::new(1)), Arc::new(AtomicUsize::new(0)));
-    assert!(aside.request(|| ()));
-    let (other, ran) = (Arc::clone(&aside), Arc::clone(&runs));
-    let worker = thread::spawn(move || {
-        if other.lay(|| Some("the worker")) == Laid::NotYet {
-            ran.fetch_add(1, Relaxed);
-        }
-    });
-    let taken = aside.function_waits(|| ());
-    runs.fetch_add(taken.len(), Relaxed);
-    worker.join().unwrap();
-    assert_eq!(runs.load(Relaxed), 1, "no thread runs what the function waits for");
-    aside.function_has_returned(|| ());
-    assert_eq!(aside.lay(|| taken.into_iter().next().or(Some("the worker"))), Laid::Aside);
-    assert_eq!(aside.wait(None), Stopped::All);
-}
-
 #[test]
 fn a_worker_that_a_function_may_wait_for_is_not_left_aside() {
-    model(3, Flavour::Contract, stop_while_a_function_begins_to_wait);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_taking_up_the_workers_that_are_aside() {
-    without(Step::WaitsTakeUp, || {
-        model(3, Flavour::Contract, stop_while_a_function_begins_to_wait);
+    model(3, Flavour::Contract, || {
+        let (aside, runs) = (Arc::new(Aside::new(1)), Arc::new(AtomicUsize::new(0)));
+        assert!(aside.request(|| ()));
+        let (other, ran) = (Arc::clone(&aside), Arc::clone(&runs));
+        let worker = thread::spawn(move || {
+            if other.lay(|| Some("the worker")) == Laid::NotYet {
+                ran.fetch_add(1, Relaxed);
+            }
+        });
+        let taken = aside.function_waits(|| ());
+        runs.fetch_add(taken.len(), Relaxed);
+        worker.join().unwrap();
+        assert_eq!(runs.load(Relaxed), 1, "no thread runs what the function waits for");
+        aside.function_has_returned(|| ());
+        assert_eq!(aside.lay(|| taken.into_iter().next().or(Some("the worker"))), Laid::Aside);
+        assert_eq!(aside.wait(None), Stopped::All);
     });
-}
-
-#[test]
-fn without_taking_up_the_workers_that_are_aside_a_function_waits_for_ever() {
-    must_fail!(without_taking_up_the_workers_that_are_aside, "no thread runs what the function waits for");
 }
 
 /// A stop and a start race: the start takes the worker back, or the worker is never laid aside.
@@ -236,4 +191,20 @@ fn an_operation_sent_to_a_lane_that_is_laid_aside_finds_a_thread() {
         let found = aside.take_one(|_| true);
         assert_eq!(lane.join().unwrap() == Laid::NotYet, found.is_none(), "no thread sends the operation on");
     });
+}
+
+kills! {
+    a_worker_offered_to_a_thread_that_gives_up_is_not_lost {
+        "step::SPARES_CHECK_AGAIN": "the worker is lost",
+    }
+    a_background_end_waits_for_operations_pushed_by_operations {
+        "step::END_CHECKS_AGAIN": "an operation is still pending",
+    }
+    a_worker_that_a_function_may_wait_for_is_not_left_aside {
+        "step::WAITING_KEEPS_WORKERS": "no thread runs what the function waits for",
+        "step::WAITS_TAKE_UP": "no thread runs what the function waits for",
+    }
+    a_start_overtakes_a_stop_and_no_worker_is_lost {
+        "step::START_ENDS_STOP": "deadlock",
+    }
 }

@@ -10,8 +10,8 @@ use raddle_loom_tests::checker::{
     },
     thread,
 };
-use raddle_loom_tests::model;
 use raddle_loom_tests::shapes::*;
+use raddle_loom_tests::{kills, model};
 
 struct Data(UnsafeCell<usize>);
 // SAFETY: loom's cell reports a race instead of allowing it.
@@ -107,4 +107,18 @@ fn a_thread_that_has_waited_for_a_mutation_sees_it_in_the_version() {
         engine.push_sync(move |_| began.store(true, Release), [], [&token]).unwrap();
         thread.join().unwrap();
     });
+}
+
+kills! {
+    uses_through_any_handle_come_before_the_drop_of_the_value {
+        "handles::DROPPED": "Causality violation",
+        "handles::LAST": "Causality violation",
+    }
+    a_thread_that_sees_a_version_sees_the_mutations_it_counts {
+        "version::MUTATED": "Causality violation",
+        "version::READ": "Causality violation",
+    }
+    a_thread_that_sees_a_version_sees_the_mutations_of_a_device_that_it_counts {
+        "version::ON_DEVICE": "Causality violation",
+    }
 }

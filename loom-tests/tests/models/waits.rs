@@ -5,82 +5,49 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use raddle::{
-    VarWait, WaitError,
-    internals::{Flavour::Contract, Step},
-};
+use raddle::{VarWait, WaitError, internals::Flavour::Contract};
 use raddle_loom_tests::checker::thread;
-use raddle_loom_tests::{model, must_fail, pending, push_async, without};
+use raddle_loom_tests::{kills, model, pending, push_async};
 
 fn poll(wait: &mut VarWait) -> Poll<Result<(), WaitError>> {
     Pin::new(wait).poll(&mut Context::from_waker(Waker::noop()))
 }
 
 /// One thread begins a wait; the other pushes an operation and then begins a wait as well.
-fn a_wait_behind_a_push() {
-    let (engine, token, done) = pending();
-    let (other, its_token) = (engine.clone(), token.clone());
-    let thread = thread::spawn(move || {
-        let second = push_async(&other, &its_token);
-        (other.wait_for_var_async(&its_token), second)
-    });
-    drop(engine.wait_for_var_async(&token));
-    let (mut wait, second) = thread.join().unwrap();
-    done.complete();
-    assert!(poll(&mut wait).is_pending(), "the wait ended before an earlier push");
-    second.lock().unwrap().take().unwrap().complete();
-    assert!(poll(&mut wait).is_ready());
-}
-
 #[test]
 fn a_wait_that_joins_another_covers_earlier_pushes() {
-    model(2, Contract, a_wait_behind_a_push);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_the_check_behind_the_wait() {
-    without(Step::JoinOnlyTheLast, || {
-        model(2, Contract, a_wait_behind_a_push);
+    model(2, Contract, || {
+        let (engine, token, done) = pending();
+        let (other, its_token) = (engine.clone(), token.clone());
+        let thread = thread::spawn(move || {
+            let second = push_async(&other, &its_token);
+            (other.wait_for_var_async(&its_token), second)
+        });
+        drop(engine.wait_for_var_async(&token));
+        let (mut wait, second) = thread.join().unwrap();
+        done.complete();
+        assert!(poll(&mut wait).is_pending(), "the wait ended before an earlier push");
+        second.lock().unwrap().take().unwrap().complete();
+        assert!(poll(&mut wait).is_ready());
     });
-}
-
-#[test]
-fn without_the_check_behind_the_wait_a_joining_wait_ends_too_early() {
-    must_fail!(without_the_check_behind_the_wait, "before an earlier push");
 }
 
 /// One thread begins a wait; the other also begins a wait, then pushes an operation.
-fn a_wait_in_front_of_a_push() {
-    let (engine, token, done) = pending();
-    let (other, its_token) = (engine.clone(), token.clone());
-    let thread = thread::spawn(move || {
-        let wait = other.wait_for_var_async(&its_token);
-        (wait, push_async(&other, &its_token))
-    });
-    drop(engine.wait_for_var_async(&token));
-    let (mut wait, second) = thread.join().unwrap();
-    done.complete();
-    assert!(poll(&mut wait).is_ready(), "the wait covers a later push");
-    second.lock().unwrap().take().unwrap().complete();
-}
-
 #[test]
 fn a_wait_that_joins_another_does_not_cover_later_pushes() {
-    model(2, Contract, a_wait_in_front_of_a_push);
-}
-
-#[test]
-#[ignore = "fails by design; run by the test below"]
-fn without_the_check_that_the_wait_is_queued() {
-    without(Step::JoinWhatIsIn, || {
-        model(2, Contract, a_wait_in_front_of_a_push);
+    model(2, Contract, || {
+        let (engine, token, done) = pending();
+        let (other, its_token) = (engine.clone(), token.clone());
+        let thread = thread::spawn(move || {
+            let wait = other.wait_for_var_async(&its_token);
+            (wait, push_async(&other, &its_token))
+        });
+        drop(engine.wait_for_var_async(&token));
+        let (mut wait, second) = thread.join().unwrap();
+        done.complete();
+        assert!(poll(&mut wait).is_ready(), "the wait covers a later push");
+        second.lock().unwrap().take().unwrap().complete();
     });
-}
-
-#[test]
-fn without_the_check_that_the_wait_is_queued_a_wait_covers_later_pushes() {
-    must_fail!(without_the_check_that_the_wait_is_queued, "covers a later push");
 }
 
 /// Waits of both kinds, `wait_to_read_async` and `wait_for_var_async`, begin while the operation in front of them
@@ -103,4 +70,13 @@ fn waits_that_join_a_wait_while_it_ends_return_the_failure() {
         // The result is not checked: the failure may have been reported above.
         let _ = engine.wait_for_all();
     });
+}
+
+kills! {
+    a_wait_that_joins_another_covers_earlier_pushes {
+        "step::JOIN_ONLY_THE_LAST": "before an earlier push",
+    }
+    a_wait_that_joins_another_does_not_cover_later_pushes {
+        "step::JOIN_WHAT_IS_IN": "covers a later push",
+    }
 }

@@ -32,8 +32,8 @@ use crate::{
     device::{callback::as_kernel, driver::Address},
     sync::{
         Condvar, Mutex, MutexGuard,
-        Ordering::{Acquire, Release},
         atomic::AtomicU64,
+        edge::{self, acquire, release},
         lock, wait_until,
     },
     system::panics,
@@ -55,15 +55,12 @@ impl Moment {
 
     fn happen(&self, at: Duration) {
         let nanos = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX - 1);
-        // Release (edge `event`): the threads that executed the effects before the event have since released the lock
-        // that this thread holds.
-        self.at.store(nanos + 1, Release);
+        // The threads that executed the effects before the event have since released the lock that this thread holds.
+        self.at.store(nanos + 1, release(edge::event::REACHED));
     }
 
     fn at(&self) -> Option<Duration> {
-        // Acquire (edge `event`): a device that waits for an event of another device sees the effects before that
-        // event.
-        self.at.load(Acquire).checked_sub(1).map(Duration::from_nanos)
+        self.at.load(acquire(edge::event::SEEN)).checked_sub(1).map(Duration::from_nanos)
     }
 }
 
