@@ -145,7 +145,8 @@ pub mod __derive {
     pub use crate::api::accesses::sealed::{Derived, List, Share};
 }
 
-/// The guide: a page for each topic that is too long for the documentation of a single item.
+/// The guide: a page for each topic that is too long for the documentation of a single item. The repository's
+/// `examples/train` is a tensor library on variables, whose README shows the idea behind each of its parts.
 #[cfg(any(doc, doctest))]
 pub mod guide {
     #[doc = include_str!("guide/first_steps.md")]
@@ -174,8 +175,6 @@ pub mod guide {
     pub mod latency {}
     #[doc = include_str!("guide/gpus.md")]
     pub mod gpus {}
-    #[doc = include_str!("guide/tensors.md")]
-    pub mod tensors {}
     #[doc = include_str!("guide/seeing.md")]
     pub mod seeing {}
     #[doc = include_str!("guide/hangs.md")]

@@ -25,50 +25,31 @@ const BENCHES: [&str; 7] = ["counts", "micro", "push_run", "task_bench", "latenc
 const MARKS: [&str; 2] =
     ["<!-- The table up to the next mark is written by `cargo bench`. -->", "<!-- End of the table. -->"];
 
-/// Returns the main results of the benchmarks as text, or `None` if `push_run` or `latency` has no results by state.
+/// The engines in the table of main results: the table in the results, the row there, and the name.
+const ENGINES: [(&str, &str, &str); 5] = [
+    ("ns", "raddle, typed", "raddle"),
+    ("ns", "rayon, graph by hand", "rayon, graph by hand"),
+    ("ns", "tokio, tasks and channels", "tokio, tasks and channels"),
+    ("peers", "Taskflow dependent_async", "Taskflow, `dependent_async`"),
+    ("peers", "mxnet PerDevice", "MXNet, `PerDevice`"),
+];
+
+/// Returns the main results of the benchmarks as text, or `None` if `push_run` has no results by state.
 fn headline(from: &Path) -> Option<String> {
-    let (push_run, latency) = (Figures::read(from, "push_run")?, Figures::read(from, "latency")?);
-    let (state, idle) = (push_run.preferred("ns")?, latency.preferred("idle")?);
-    let text = format!("{}. {}", push_run.provenance, push_run.conditions());
-    let mut text = format!("{}\n\n", text.trim_end());
-
+    let push_run = Figures::read(from, "push_run")?;
+    let state = push_run.preferred("ns")?;
     let metg = "METG(50%), stencil";
-    let first = format!("ns per operation, push and run; {}", state.name());
+    let first = format!("ns per operation; {}", state.name());
+    let measured = [Workload::Independent, Workload::Chain, Workload::Readers, Workload::Random, Workload::Stencil];
+    let measured: Vec<&str> = measured.map(Workload::name).into_iter().chain([metg]).collect();
     let mut columns = vec![first.as_str()];
-    columns.extend(Workload::ALL.map(Workload::name));
-    columns.push(metg);
-    let ns = key("ns", state);
-    let mut engines: Vec<(&str, &str)> = vec![];
-    for figure in push_run.all.iter().filter(|figure| figure.table == ns || figure.table == "peers") {
-        let engine = (figure.table.as_str(), figure.row.as_str());
-        if !engines.contains(&engine) {
-            engines.push(engine);
-        }
-    }
+    columns.extend(&measured);
     let mut table = Table::new("headline", "", "", &columns);
-    for &(of, engine) in &engines {
-        let columns = Workload::ALL.map(Workload::name).into_iter().chain([metg]);
-        let name = if of == "peers" { format!("{engine}, state unknown") } else { engine.to_owned() };
-        table.row(name, columns.map(|column| number(push_run.find(of, engine, column))));
+    for (of, row, name) in ENGINES {
+        let of = if of == "ns" { key(of, state) } else { of.to_owned() };
+        table.row(name, measured.iter().map(|column| number(push_run.find(&of, row, column))));
     }
-    text += &table.markdown();
-    text.push('\n');
-
-    let first = format!("latency in ns, open loop; {}", idle.name());
-    let mut table = Table::new("latency", "", "", &[&first, "p50", "p99"]);
-    let rows = [
-        ("push to start, worker spins, 100,000 a second", "idle", "push to start, worker spins, 100,000 a second"),
-        ("push to start, worker parked, 1,000 a second", "idle", "push to start, worker parked, 1,000 a second"),
-        ("the same by a raw futex wake", "floor", "raw futex wake, 1,000 a second"),
-        ("end of an operation to its successor on the same worker", "successor", "on the same worker"),
-        ("the same on another worker", "successor", "on another worker, both spin"),
-        ("push to start at priority 7, all workers busy with operations of 10 µs", "saturated", "priority 7"),
-    ];
-    for (title, of, row) in rows {
-        table.row(title, ["p50", "p99"].map(|column| number(latency.find(&key(of, idle), row, column))));
-    }
-    text += &table.markdown();
-    Some(text)
+    Some(format!("{}.\n\n{}", push_run.provenance, table.markdown()))
 }
 
 /// Replaces the text between the marks in a file.

@@ -289,12 +289,6 @@ impl Conditions {
         [lower, median, upper, self.kept, self.dropped, self.given_up, self.steal]
     }
 
-    /// Creates the conditions from figures in the order of the columns.
-    #[must_use]
-    pub fn from_figures([lower, median, upper, kept, dropped, given_up, steal]: [f64; 7]) -> Self {
-        Self { trips: [lower, median, upper], kept, dropped, given_up, steal }
-    }
-
     /// Returns the conditions of this process so far; the steal is that since `begin`.
     #[must_use]
     pub fn since(begin: Option<CpuTime>) -> Self {
@@ -374,8 +368,8 @@ mod tests {
 
     #[test]
     fn the_conditions_say_what_was_dropped() {
-        let conditions = Conditions::from_figures([60.0, 70.0, 90.0, 100.0, 7.0, 2.0, 0.5]);
-        assert_eq!(Conditions::from_figures(conditions.figures()), conditions);
+        let conditions = Conditions { trips: [60.0, 70.0, 90.0], kept: 100.0, dropped: 7.0, given_up: 2.0, steal: 0.5 };
+        assert_eq!(conditions.figures(), [60.0, 70.0, 90.0, 100.0, 7.0, 2.0, 0.5]);
         let text = conditions.to_string();
         for part in ["70 ns (60–90)", "100 timings", "7 across", "2 are missing", "0.50 %"] {
             assert!(text.contains(part), "`{part}` in {text}");

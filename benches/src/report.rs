@@ -255,15 +255,6 @@ impl Figures {
             self.all.iter().filter(|figure| figure.table == key).map(|figure| figure.samples).sum()
         })
     }
-
-    /// Returns the conditions of the run.
-    #[must_use]
-    pub fn conditions(&self) -> Conditions {
-        let figure = |column| self.find("machine", "run", column);
-        let [lower, median, upper, kept, dropped, given_up, steal] = Conditions::COLUMNS.map(figure);
-        let [kept, dropped, given_up] = [kept, dropped, given_up].map(|count| if count.is_nan() { 0.0 } else { count });
-        Conditions::from_figures([lower, median, upper, kept, dropped, given_up, steal])
-    }
 }
 
 /// Returns the name in CSV files for a table of the timings in one state.
@@ -308,7 +299,7 @@ mod tests {
         assert!(figures.find("ns_near", "raddle", "chain").is_nan());
         assert_eq!(figures.preferred("ns"), Some(State::Near));
         assert_eq!(figures.preferred("idle"), None);
-        assert_eq!(figures.conditions().dropped, 3.0);
+        assert_eq!(figures.find("machine", "run", "timings dropped"), 3.0);
         assert_eq!((figures.all.len(), figures.provenance.as_str()), (4, "AMD EPYC; 2 cores"));
     }
 }

@@ -46,6 +46,11 @@ pub mod tape;
 pub mod task;
 pub mod training;
 
+/// The idea behind each module, with programs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod ideas {}
+
 pub use array::Array;
 pub use error::{Error, Misfit};
 pub use executor::{Arrays, Executor, Gradients};
