@@ -24,7 +24,7 @@ use crate::{
     device::gpus::Gpus,
     engine::{bounds::Bounds, fault::FaultLock, recording::Recording, task::Task},
     error::failures::Failures,
-    notify::{pending::PendingOps, sleepers::Sleepers},
+    notify::pending::PendingOps,
     scheduler::activity::Count,
     sync::{
         Ordering::Relaxed,
@@ -80,7 +80,6 @@ pub(crate) struct Core {
     /// The number of operations run by threads whose pushes were held back.
     pub(super) helped: Count,
     /// The threads sleeping in calls to this engine.
-    pub(super) sleepers: Sleepers,
     pub(super) failures: Arc<Failures>,
     pub(super) threads: ThreadPool<Task>,
     pub(super) gpus: Gpus<Task>,
@@ -137,7 +136,6 @@ impl Core {
             next_id: AtomicU64::new(0),
             pending: PendingOps::new(shards),
             helped: Count::default(),
-            sleepers: Sleepers::default(),
             failures: Arc::default(),
             threads,
             gpus,

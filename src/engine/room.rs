@@ -66,7 +66,7 @@ use crate::{
     error::push::PushError,
     notify::{
         pending::{PendingOps, UNLIMITED, slack},
-        sleepers::{Awaits, Sleeps},
+        waiters::{Awaits, Kind},
         wakers::{self, WakerKey},
     },
     sync::{Ordering::Relaxed, lock, thread_static},
@@ -265,8 +265,7 @@ impl Core {
             self.threads().wake_yielded();
             let has_room = || first_full(self, group, |_| 0).is_none();
             let wait = || full.wait_for_room(Some(Instant::now() + pause));
-            let sleeps = Sleeps { awaits: Awaits::Room, goal: None };
-            self.wait_outside(&has_room, || self.sleep_listed(sleeps, since, &has_room, wait));
+            self.sleep_listed(Kind::Refusable, Awaits::Room, None, since, &has_room, |_| wait());
             pause = (2 * pause).min(PAUSES[1]);
         }
     }

@@ -67,8 +67,7 @@ use crate::{
     },
     notify::{
         pending::Ticket,
-        sleepers::{Awaits, Sleeps},
-        waiters::{Goal, Nested, Ops},
+        waiters::{Awaits, Goal, Nested, OpenScope, Ops, waiters},
         wakers::Wakers,
     },
     sync::{Mutex, lock},
@@ -172,7 +171,8 @@ impl Scoped {
         // Models have no dumps.
         let is_listed = !around.is_empty() && !cfg!(any(raddle_loom, raddle_shuttle));
         if is_listed {
-            core.sleepers.open_scope(around.clone(), NonNull::from(&group.pending));
+            let (engine, around) = (core.engine(), around.clone());
+            waiters().open_scope(OpenScope { engine, around, count: NonNull::from(&group.pending) });
         }
         Ok(Arc::new(Self {
             core: Arc::clone(core),
@@ -281,42 +281,35 @@ impl Scoped {
             })
         };
         let mut deadlock = None;
-        let inside = frame::inside();
-        let sleeps = Sleeps { awaits: Awaits::Scope, goal: Some(Goal::Counted(pending, None)) };
-        if inside.is_empty() || cfg!(any(raddle_loom, raddle_shuttle)) {
-            // Models have no clock.
-            self.core.sleep(None, sleeps, &is_over, || pending.wait_until_idle(make_way));
-        } else {
-            self.core.sleep(None, sleeps, &is_over, || {
-                self.core.while_closing(&inside, pending, &is_over, |waiter| {
-                    let (mut looks, mut vain) = (Looks::new(), 0u32);
-                    if !self.core.has_workers() {
-                        // The first look takes place before this thread runs operations that the scope does not await.
-                        looks.look_now();
-                    }
-                    pending.wait_until_idle(|| {
-                        if let Some(cycle) = looks.look(waiter, || find_cycle(waiter, &inside, false)) {
-                            let blocked = blocked_members(waiter, &inside, pending);
-                            waiter.suspend(|| {
-                                let described = self.describe(cycle);
-                                if self.abandon(&blocked, &left) {
-                                    deadlock.get_or_insert(described);
-                                } else {
-                                    vain += 1;
-                                    // Logged once, after the second attempt, since the first may have failed only
-                                    // because a push was in progress.
-                                    if vain == 2 {
-                                        self.report(&described);
-                                    }
-                                }
-                            });
+        let goal = Some(Goal::Counted(pending, None));
+        self.core.sleep(None, Awaits::Scope, goal, &is_over, |waiter| {
+            let Some(waiter) = waiter else { return pending.wait_until_idle(make_way) };
+            let (mut looks, mut vain) = (Looks::new(), 0u32);
+            if !self.core.has_workers() {
+                // The first look takes place before this thread runs operations that the scope does not await.
+                looks.look_now();
+            }
+            pending.wait_until_idle(|| {
+                if let Some(cycle) = looks.look(waiter, || find_cycle(waiter, false)) {
+                    let blocked = blocked_members(waiter, pending);
+                    waiter.suspend(|| {
+                        let described = self.describe(cycle);
+                        if self.abandon(&blocked, &left) {
+                            deadlock.get_or_insert(described);
+                        } else {
+                            vain += 1;
+                            // Logged once, after the second attempt, since the first may have failed only because a
+                            // push was in progress.
+                            if vain == 2 {
+                                self.report(&described);
+                            }
                         }
-                        let again = if is_over() { None } else { waiter.suspend(make_way) };
-                        Some(again.map_or(looks.next(), |again| again.min(looks.next())))
                     });
-                });
+                }
+                let again = if is_over() { None } else { waiter.suspend(make_way) };
+                Some(again.map_or(looks.next(), |again| again.min(looks.next())))
             });
-        }
+        });
         if self.core.is_forked() {
             return Err(PushError::Forked.into());
         }
@@ -370,7 +363,7 @@ impl Scoped {
     /// Removes the scope from dumps and frees the variables whose values were dropped. The scope must be over.
     pub(crate) fn free_variables(&self) {
         if self.is_listed {
-            self.core.sleepers.close_scope(NonNull::from(&self.group.pending));
+            waiters().close_scope(NonNull::from(&self.group.pending));
         }
         let emptied = std::mem::take(&mut *lock(&self.emptied));
         drop(emptied);

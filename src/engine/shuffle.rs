@@ -29,7 +29,7 @@ use crate::{
         future_task::POLL,
         task::{Task, flag},
     },
-    notify::waiters::IsOver,
+    notify::waiters::waiters,
     threads::shuffler::Shuffler,
     tracker::OpRef,
 };
@@ -108,11 +108,11 @@ impl Core {
         None
     }
 
-    /// Calls `wait`, in which the calling thread waits for this engine; `is_over` returns whether the wait is over.
-    pub(super) fn wait_outside<R>(&self, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
-        match self.shuffler().filter(|_| !frame::in_program()) {
-            Some(shuffler) => shuffler.during(is_over, wait),
-            None => wait(),
+    /// Records, if the engine shuffles, that the calling thread, which runs no program code for an engine, is pushing or
+    /// has ended a wait.
+    pub(super) fn note_outside_activity(&self) {
+        if let Some(shuffler) = self.shuffler() {
+            shuffler.note_active();
         }
     }
 }
@@ -129,7 +129,7 @@ fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
         let waiting_since = *since.get_or_insert_with(Instant::now);
         let Some(core) = core.upgrade() else { return };
         let may_draw = if one_worker {
-            let is_still = shuffler.is_program_still() && core.is_still(was_still);
+            let is_still = shuffler.is_program_still(waiters().outside(core.engine())) && core.is_still(was_still);
             // A second check finds operations that became ready just after the first check.
             std::mem::replace(&mut was_still, is_still) && is_still
         } else {

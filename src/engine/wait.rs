@@ -38,8 +38,7 @@ use crate::{
     notify::{
         oneshot::Oneshot,
         pending::{PendingOps, PendingWait, Waited},
-        sleepers::{Awaits, Sleeps},
-        waiters::{Goal, IsOver},
+        waiters::{Awaits, Goal, IsOver, Kind, Waiter, Waiting, waiters},
     },
     values::name::Name,
 };
@@ -217,45 +216,59 @@ impl Core {
             return Err(PushError::Forked.into());
         }
         let goal = target.as_ref().map(Target::goal);
-        self.sleep(deadline, Sleeps { awaits: Awaits::Operation, goal }, &is_over, || match &target {
-            Some(target) => {
-                let wait = |until| wait(oneshot, until);
-                self.wait_watching(target.goal(), Some(target.describe), &is_over, deadline, wait)
-            }
-            None => wait(oneshot, deadline),
+        let describe = target.as_ref().map(|target| target.describe);
+        self.sleep(deadline, Awaits::Operation, goal, &is_over, |waiter| {
+            self.wait_watching(waiter, describe, deadline, |until| wait(oneshot, until))
         })
     }
 
-    /// Calls `wait`, in which the calling thread sleeps until `is_over` returns `true` or `deadline` passes. Then, if
-    /// the thread has [handed over its worker](Self::make_way), [waits for another](regain_worker).
+    /// Calls `wait` as [`sleep_listed`](Self::sleep_listed) does. The calling thread sleeps in that call until
+    /// `is_over` returns `true` or `deadline` passes. Then, if the thread has [handed over its
+    /// worker](Self::make_way), [waits for another](regain_worker).
     pub(super) fn sleep<R>(
         &self,
         deadline: Option<Instant>,
-        sleeps: Sleeps<'_>,
+        awaits: Awaits,
+        goal: Option<Goal<'_>>,
         is_over: &IsOver<'_>,
-        wait: impl FnOnce() -> R,
+        wait: impl FnOnce(Option<&Waiter<'_>>) -> R,
     ) -> R {
+        let kind = match deadline {
+            _ if awaits == Awaits::Scope => Kind::Closing,
+            Some(_) => Kind::Timed,
+            None => Kind::Refusable,
+        };
         let waits = room::stop_running();
-        let result = self.wait_outside(is_over, || self.sleep_listed(sleeps, Instant::now(), is_over, wait));
+        let result = self.sleep_listed(kind, awaits, goal, Instant::now(), is_over, wait);
         drop(waits);
         regain_worker(deadline);
         result
     }
 
-    /// Calls `wait`, in which the calling thread sleeps. During the call, dumps show the thread as asleep since
-    /// `since`.
+    /// Calls `wait`, in which the calling thread sleeps, and which receives the thread's entry among the [`waiters`] if
+    /// the wait could be part of a cycle. During the call, dumps show the thread as asleep since `since`.
     pub(super) fn sleep_listed<R>(
         &self,
-        sleeps: Sleeps<'_>,
+        kind: Kind,
+        awaits: Awaits,
+        goal: Option<Goal<'_>>,
         since: Instant,
         is_over: &IsOver<'_>,
-        wait: impl FnOnce() -> R,
+        wait: impl FnOnce(Option<&Waiter<'_>>) -> R,
     ) -> R {
         if cfg!(any(raddle_loom, raddle_shuttle)) {
-            // Models have no dumps.
-            return wait();
+            // Models have neither dumps nor a clock.
+            return wait(None);
         }
-        self.sleepers.during(frame::running_ops(), sleeps, since, is_over, wait)
+        let (engine, inside, is_outside) = (self.engine(), &frame::inside(), !frame::in_program());
+        waiters().during(Waiting { engine, inside, is_outside, kind, awaits, goal, since, is_over }, |waiter| {
+            let result = wait(Some(waiter).filter(|waiter| waiter.is_watched()));
+            // Noted while the thread is listed, so that the program never seems still in between.
+            if is_outside {
+                self.note_outside_activity();
+            }
+            result
+        })
     }
 
     /// Runs the calling thread's deferred work, for every engine. A caller that waits or checks whether an operation is
@@ -337,9 +350,7 @@ impl Core {
             Waited::TimedOut => Err(WaitError::TimedOut),
         };
         let goal = Goal::Counted(pending, Some(covered));
-        self.sleep(deadline, Sleeps { awaits, goal: Some(goal) }, &is_over, || {
-            self.wait_watching(goal, None, &is_over, deadline, wait)
-        })
+        self.sleep(deadline, awaits, Some(goal), &is_over, |waiter| self.wait_watching(waiter, None, deadline, wait))
     }
 
     /// [`wait_for_all`](Self::wait_for_all) as a future. It covers the operations pushed before this call.
