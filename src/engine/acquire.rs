@@ -45,7 +45,6 @@ use crate::{
     error::{
         deadlock::Deadlock,
         op::{Cause, OpError},
-        push::PushError,
         wait::WaitError,
     },
     notify::{claim::Claim, oneshot::Oneshot},
@@ -225,9 +224,7 @@ impl Core {
         entries: &mut [Entry],
         make: impl FnOnce(&Share) -> G + Send + 'static,
     ) -> Result<Arc<Acquiring<G>>, WaitError> {
-        if self.is_forked() {
-            return Err(PushError::Forked.into());
-        }
+        self.live()?;
         if entries.iter().any(|entry| frame::holds(VarCell::queue_ptr(entry.cell))) {
             return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }

@@ -38,9 +38,7 @@ impl Core {
     /// Returns a dump of what is pending.
     pub(crate) fn dump(&self) -> Dump {
         let mut dump = Dump::default();
-        if self.is_forked() {
-            return dump;
-        }
+        let Ok(live) = self.live() else { return dump };
         let running = self.running_ops();
         let pinned = epoch::pin();
         // The indices of operations, by record and by task; the task identifies an operation to waiters.
@@ -122,7 +120,7 @@ impl Core {
             op.waits_for.sort_unstable();
             op.waits_for.dedup();
         }
-        dump.unlisted = self.pending().saturating_sub(dump.ops.len() as u64);
+        dump.unlisted = live.pending().saturating_sub(dump.ops.len() as u64);
         dump
     }
 

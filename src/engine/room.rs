@@ -186,9 +186,7 @@ impl Core {
     /// If the calling thread is outside, [holds back](Self::hold_back) an operation of `group` until the group, its
     /// enclosing groups and the engine have room.
     pub(crate) fn admit(self: &Arc<Self>, group: &Arc<Group>) -> Result<(), PushError> {
-        if self.is_forked() {
-            return Err(PushError::Forked);
-        }
+        self.live()?;
         let is_limited = self.bounds.are_in_use() && counts(self, Some(group)).any(|count| count.limit() != UNLIMITED);
         if is_limited && is_outside() {
             self.hold_back(Some(group))?;
@@ -200,9 +198,7 @@ impl Core {
     /// Returns an error if the calling thread is outside and its push of an operation of `group` would be held back or
     /// refused now. Also returns an error in a forked child.
     pub(crate) fn check_room(&self, group: Option<&Arc<Group>>) -> Result<(), PushError> {
-        if self.is_forked() {
-            return Err(PushError::Forked);
-        }
+        self.live()?;
         if !is_outside() {
             // The push itself decides.
             return Ok(());
@@ -229,10 +225,8 @@ impl Core {
         // for futures.
         let mut has_run = false;
         loop {
-            if self.is_forked() {
-                // An operation run here has forked the process, and this is the child.
-                return Err(PushError::Forked);
-            }
+            // An operation run here may have forked the process.
+            self.live()?;
             if !self.is_open() {
                 return Err(PushError::ShutDown);
             }
@@ -483,10 +477,9 @@ impl Future for WhenRoom {
     type Output = Result<(), PushError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.core.is_forked() {
-            return Poll::Ready(Err(PushError::Forked));
-        }
         Core::catch_up_and_go_on();
+        // Checked last, since a deferred operation run on this thread may have forked the process.
+        self.core.live()?;
         let polled = self.poll_counts(cx.waker());
         if polled.is_ready() {
             self.end();

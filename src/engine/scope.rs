@@ -62,7 +62,6 @@ use crate::{
     },
     error::{
         deadlock::{Awaited, Deadlock},
-        push::PushError,
         wait::WaitError,
     },
     notify::{
@@ -250,10 +249,8 @@ impl Scoped {
     }
 
     fn wait(&self) -> Result<(), WaitError> {
-        if self.core.is_forked() {
-            // The operations belong to the parent process, and no thread runs them here.
-            return Err(PushError::Forked.into());
-        }
+        // The operations belong to the parent process, and no thread runs them here.
+        self.core.live()?;
         let mut left = Vec::new();
         let next = || self.members.as_ref().and_then(|members| lock(members).list.pop());
         while let Some(handled) = next() {
@@ -267,15 +264,12 @@ impl Scoped {
         if self.core.has_workers() {
             Core::catch_up();
         } else {
-            self.core.run_leading(is_over, &Goal::Counted(pending, None));
-            if self.core.is_forked() {
-                return Err(PushError::Forked.into());
-            }
+            self.core.run_leading(is_over, &Goal::Counted(pending, None))?;
         }
         // A scope must not end early, so its wait must not fail: if no thread can take over the worker, this thread
         // runs whatever operations it can and tries again.
         let make_way = || {
-            self.core.make_way().is_err().then(|| {
+            (self.core.make_way().is_err() && !self.core.is_forked()).then(|| {
                 left.iter().for_each(|handled| _ = self.core.run_in_place(handled));
                 Instant::now() + RETRY
             })
@@ -310,9 +304,7 @@ impl Scoped {
                 Some(again.map_or(looks.next(), |again| again.min(looks.next())))
             });
         });
-        if self.core.is_forked() {
-            return Err(PushError::Forked.into());
-        }
+        self.core.live()?;
         self.group.take_failure()?;
         deadlock.map_or(Ok(()), |deadlock| Err(WaitError::WouldDeadlock(deadlock)))
     }
@@ -325,10 +317,8 @@ impl Scoped {
     /// Cancels the scope's operations that cannot start and counts them out of the scope: their functions are dropped,
     /// so the operations no longer use what they borrowed. Returns whether any operation was abandoned.
     fn abandon(&self, blocked: &[(NonNull<()>, Ticket)], left: &[Arc<Handled<()>>]) -> bool {
-        let members: Vec<_> = match &self.members {
-            Some(members) => lock(members).list.iter().chain(left).map(Arc::clone).collect(),
-            None => return false,
-        };
+        let (Ok(live), Some(members)) = (self.core.live(), &self.members) else { return false };
+        let members: Vec<_> = lock(members).list.iter().chain(left).map(Arc::clone).collect();
         // The operations around the scope may end before the abandoned operations' turns come.
         lock(&self.around).clear();
         let mut has_any = false;
@@ -339,7 +329,7 @@ impl Scoped {
             let abandon = |handled: &&Arc<Handled<()>>| {
                 let tell = |failure| handled.set(Err(failure)).into_iter().for_each(Wakers::wake);
                 let mut abandoned = false;
-                let run = || abandoned = handled.beside().abandon(self.core.failures(), tell);
+                let run = || abandoned = handled.beside().abandon(live.failures(), tell);
                 if let Err(payload) = panics::catch(|| frame::enter_after(&self.core, run)) {
                     panics::discard(payload);
                 }

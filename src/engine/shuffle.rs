@@ -62,12 +62,6 @@ impl Core {
         }
     }
 
-    /// Returns the shuffler, unless this is a forked child, which must not take the shuffler's locks.
-    #[inline]
-    fn shuffler(&self) -> Option<&Arc<Shuffler<Task>>> {
-        self.shuffler.as_ref().filter(|_| !self.is_forked())
-    }
-
     /// Returns the seed, if this engine shuffles.
     pub(crate) fn shuffle_seed(&self) -> Option<u64> {
         self.shuffler().map(|shuffler| shuffler.seed())
@@ -91,7 +85,7 @@ impl Core {
     /// Adds a ready operation to those to be drawn. Returns the operation if it must not be shuffled.
     #[inline]
     pub(super) fn shuffle(&self, op: OpRef<Task>) -> Option<OpRef<Task>> {
-        if self.shuffler.is_none() { Some(op) } else { self.shuffle_slowly(op) }
+        if self.shuffles() { self.shuffle_slowly(op) } else { Some(op) }
     }
 
     /// [`shuffle`](Self::shuffle) on an engine with a shuffler.

@@ -32,7 +32,6 @@ use crate::{
     error::{
         deadlock::{Awaited, Deadlock},
         op::{Cause, OpError},
-        push::PushError,
         wait::WaitError,
     },
     notify::{
@@ -107,9 +106,7 @@ impl Core {
     /// Returns an error if the calling thread must not wait for this engine.
     #[inline]
     pub(crate) fn check_wait(&self) -> Result<(), WaitError> {
-        if self.is_forked() {
-            return Err(PushError::Forked.into());
-        }
+        self.live()?;
         check_wait()
     }
 
@@ -166,10 +163,8 @@ impl Core {
         }
         Self::check_held_back(handled)?;
         if !is_claimed && deadline.is_none() && self.run_in_place(handled) {
-            if self.is_forked() {
-                // The operation has forked the process, and this is the child.
-                return Err(PushError::Forked.into());
-            }
+            // The operation may have forked the process.
+            self.live()?;
             if let Some(result) = Oneshot::take_from(handled) {
                 return result;
             }
@@ -197,11 +192,7 @@ impl Core {
     ) -> Result<R, WaitError> {
         self.check_wait()?;
         if let (None, Some(target)) = (deadline, &target) {
-            self.run_leading(|| oneshot.is_done(), &target.goal());
-            if self.is_forked() {
-                // An operation run on this thread has forked the process, and this is the child.
-                return Err(PushError::Forked.into());
-            }
+            self.run_leading(|| oneshot.is_done(), &target.goal())?;
         }
         if oneshot.is_done() {
             return wait(oneshot, deadline);
@@ -211,10 +202,6 @@ impl Core {
             self.check_before_others(target.goal(), Some(target.describe), &is_over)?;
         }
         self.make_way()?;
-        if self.is_forked() {
-            // A deferred operation run on this thread has forked the process, and this is the child.
-            return Err(PushError::Forked.into());
-        }
         let goal = target.as_ref().map(Target::goal);
         let describe = target.as_ref().map(|target| target.describe);
         self.sleep(deadline, Awaits::Operation, goal, &is_over, |waiter| {
@@ -312,9 +299,10 @@ impl Core {
     }
 
     /// Prepares the calling thread for a wait: [catches up](Self::catch_up) and hands over its worker to another
-    /// thread.
+    /// thread. Returns an error if that is impossible, or if a deferred operation run here has forked the process.
     pub(super) fn make_way(&self) -> Result<(), WaitError> {
         Self::catch_up();
+        self.live()?;
         worker_thread::yield_worker()?;
         self.threads.wake_yielded();
         Ok(())
@@ -327,10 +315,6 @@ impl Core {
             return Err(Self::would_deadlock(Awaited::All));
         }
         self.make_way()?;
-        if self.is_forked() {
-            // A deferred operation run on this thread has forked the process, and this is the child.
-            return Err(PushError::Forked.into());
-        }
         let covered = self.pending.begin();
         self.wait_counted(Awaits::All, &self.pending, &covered, deadline)?;
         self.first_unreported()
@@ -367,20 +351,13 @@ impl Core {
         let is_over = || group.pending.is_over(&covered);
         let goal = Goal::Counted(&group.pending, Some(&covered));
         if deadline.is_none() {
-            self.run_leading(is_over, &goal);
-        }
-        if self.is_forked() {
-            // An operation run on this thread has forked the process, and this is the child.
-            return Err(PushError::Forked.into());
+            self.run_leading(is_over, &goal)?;
         }
         if !is_over() {
             if deadline.is_none() {
                 self.check_before_others(goal, None, &is_over)?;
             }
             self.make_way()?;
-            if self.is_forked() {
-                return Err(PushError::Forked.into());
-            }
         }
         self.wait_counted(Awaits::Group, &group.pending, &covered, deadline)?;
         group.take_failure()
@@ -404,10 +381,7 @@ impl Core {
 
     /// Returns the earliest unreported failure as an error, and counts it as reported from then on.
     fn first_unreported(&self) -> Result<(), WaitError> {
-        match self.failures.take() {
-            Some(failure) => Err(failure.into()),
-            None => Ok(()),
-        }
+        self.live()?.failures().take().map_or(Ok(()), |failure| Err(failure.into()))
     }
 }
 
@@ -465,14 +439,14 @@ impl<C: Counted> Future for CountedWait<C> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { core, mark, counted } = &mut *self;
-        if core.is_forked() {
-            return Poll::Ready(Err(PushError::Forked.into()));
-        }
+        core.live()?;
         let mark = match mark {
             Ok(mark) => mark,
             Err(error) => return Poll::Ready(Err(error.clone())),
         };
         Core::catch_up_and_go_on();
+        // A deferred operation run on this thread may have forked the process.
+        core.live()?;
         counted.pending(core).poll(mark, cx.waker()).map(|()| counted.result(core))
     }
 }
