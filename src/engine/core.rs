@@ -31,8 +31,8 @@ use crate::{
         atomic::{AtomicU8, AtomicU64},
     },
     threads::{
-        pool::{BoxedWorker, ThreadPool},
         shuffler::Shuffler,
+        thread_pool::{BoxedWorker, ThreadPool},
     },
     values::kind::{EngineKind, Placement},
 };

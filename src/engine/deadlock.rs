@@ -65,7 +65,7 @@ use crate::{
     notify::{
         oneshot::Oneshot,
         pending::{PendingOps, Ticket},
-        waiters::{Awaits, Goal, Inside, IsOver, Kind, Nested, Ops, Situation, Waiter, waiters},
+        waiters::{Awaits, Goal, Inside, IsOver, Kind, ListedWaiter, Nested, Ops, Situation, waiters},
     },
     sync::atomic::AtomicPtr,
     tracker::{Ahead, Op, OpRef, walk_blocked},
@@ -235,7 +235,7 @@ impl Looks {
     }
 
     /// If a look is due and the thread should walk, calls `walk`, which searches for a cycle.
-    pub(super) fn look(&mut self, waiter: &Waiter<'_>, walk: impl FnOnce() -> Option<Cycle>) -> Option<Cycle> {
+    pub(super) fn look(&mut self, waiter: &ListedWaiter<'_>, walk: impl FnOnce() -> Option<Cycle>) -> Option<Cycle> {
         let begun = Instant::now();
         if begun < self.checks {
             return None;
@@ -290,7 +290,7 @@ struct Walk {
 
 impl Walk {
     /// Begins a walk from what the calling thread is `inside` of.
-    fn from(waiter: &Waiter<'_>, only_closing: bool) -> Self {
+    fn from(waiter: &ListedWaiter<'_>, only_closing: bool) -> Self {
         let inside = waiter.inside();
         let own = Step { number: waiter.number(), kind: waiter.kind(), from: 0 };
         let mut walk = Self {
@@ -425,7 +425,7 @@ pub(super) struct Cycle {
 
 /// Looks for a cycle that contains the calling thread's wait and that this thread must end. `is_single` says whether the
 /// thread waits for a single operation.
-pub(super) fn find_cycle(waiter: &Waiter<'_>, is_single: bool) -> Option<Cycle> {
+pub(super) fn find_cycle(waiter: &ListedWaiter<'_>, is_single: bool) -> Option<Cycle> {
     // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();
     let mut walk = Walk::from(waiter, false);
@@ -465,7 +465,7 @@ pub(super) fn find_cycle(waiter: &Waiter<'_>, is_single: bool) -> Option<Cycle> 
 /// Returns the operations counted in `pending` that cannot start or cannot end before the calling thread continues,
 /// each with its identifying pointer and its ticket. The thread waits at the end of a scope; the walk follows only such
 /// waits.
-pub(super) fn blocked_members(waiter: &Waiter<'_>, pending: &PendingOps) -> Vec<(NonNull<()>, Ticket)> {
+pub(super) fn blocked_members(waiter: &ListedWaiter<'_>, pending: &PendingOps) -> Vec<(NonNull<()>, Ticket)> {
     // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();
     let mut walk = Walk::from(waiter, true);
@@ -492,7 +492,7 @@ impl Core {
     /// this thread must end. If the goal is a single operation, `describe` describes it.
     pub(super) fn wait_watching<R>(
         &self,
-        waiter: Option<&Waiter<'_>>,
+        waiter: Option<&ListedWaiter<'_>>,
         describe: Option<&dyn Fn() -> Awaited>,
         deadline: Option<Instant>,
         wait: impl Fn(Option<Instant>) -> Result<R, WaitError>,

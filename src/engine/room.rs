@@ -70,7 +70,7 @@ use crate::{
         wakers::{self, WakerKey},
     },
     sync::{Ordering::Relaxed, lock, thread_static},
-    threads::pool::is_engine_thread,
+    threads::thread_pool::is_engine_thread,
 };
 
 /// The maximum number of operations that a thread pushes without counting again. Measured: at 32, the cost per push of

@@ -24,7 +24,7 @@ use crate::{
     system::panics,
     threads::{
         aside::{Laid, Stopped},
-        pool::BoxedWorker,
+        thread_pool::BoxedWorker,
     },
     tracker::OpRef,
     values::kind::EngineKind,

@@ -37,7 +37,7 @@ use crate::{
     notify::{
         oneshot::Oneshot,
         pending::{PendingOps, PendingWait, Waited},
-        waiters::{Awaits, Goal, IsOver, Kind, Waiter, Waiting, waiters},
+        waiters::{Awaits, BlockingWait, Goal, IsOver, Kind, ListedWaiter, waiters},
     },
     values::name::Name,
 };
@@ -218,7 +218,7 @@ impl Core {
         awaits: Awaits,
         goal: Option<Goal<'_>>,
         is_over: &IsOver<'_>,
-        wait: impl FnOnce(Option<&Waiter<'_>>) -> R,
+        wait: impl FnOnce(Option<&ListedWaiter<'_>>) -> R,
     ) -> R {
         let kind = match deadline {
             _ if awaits == Awaits::Scope => Kind::Closing,
@@ -241,14 +241,14 @@ impl Core {
         goal: Option<Goal<'_>>,
         since: Instant,
         is_over: &IsOver<'_>,
-        wait: impl FnOnce(Option<&Waiter<'_>>) -> R,
+        wait: impl FnOnce(Option<&ListedWaiter<'_>>) -> R,
     ) -> R {
         if cfg!(any(raddle_loom, raddle_shuttle)) {
             // Models have neither dumps nor a clock.
             return wait(None);
         }
         let (engine, inside, is_outside) = (self.engine(), &frame::inside(), !frame::in_program());
-        waiters().during(Waiting { engine, inside, is_outside, kind, awaits, goal, since, is_over }, |waiter| {
+        waiters().during(BlockingWait { engine, inside, is_outside, kind, awaits, goal, since, is_over }, |waiter| {
             let result = wait(Some(waiter).filter(|waiter| waiter.is_watched()));
             // Noted while the thread is listed, so that the program never seems still in between.
             if is_outside {

@@ -168,7 +168,7 @@ pub type IsOver<'o> = dyn Fn() -> bool + Sync + 'o;
 
 /// A wait of the calling thread.
 #[derive(Clone, Copy)]
-pub struct Waiting<'w> {
+pub struct BlockingWait<'w> {
     /// The engine for which the thread waits. The pointer is only compared.
     pub engine: NonNull<()>,
     /// What the thread is inside of.
@@ -184,14 +184,14 @@ pub struct Waiting<'w> {
     pub is_over: &'w IsOver<'w>,
 }
 
-impl Waiting<'_> {
+impl BlockingWait<'_> {
     /// Returns the wait with its lifetime erased.
     ///
     /// # Safety
     /// 1. The result is not used after the lifetime of `self`.
-    unsafe fn unbound(self) -> Waiting<'static> {
+    unsafe fn unbound(self) -> BlockingWait<'static> {
         // SAFETY: (1), and only the lifetime changes.
-        unsafe { transmute::<Waiting<'_>, Waiting<'static>>(self) }
+        unsafe { transmute::<BlockingWait<'_>, BlockingWait<'static>>(self) }
     }
 
     /// Whether the wait can be part of a cycle that a walk finds.
@@ -241,7 +241,7 @@ struct WaiterList {
 unsafe impl Send for WaiterList {}
 
 impl WaiterList {
-    fn add(&mut self, waiting: Waiting<'static>) -> u64 {
+    fn add(&mut self, waiting: BlockingWait<'static>) -> u64 {
         self.last += 1;
         let number = self.last;
         let entry = WaiterEntry { number, waiting, thread: thread::current(), is_suspended: false, is_asked: false };
@@ -284,7 +284,7 @@ impl WaiterList {
 struct WaiterEntry {
     number: u64,
     /// Borrowed by the call to `during` that added the entry.
-    waiting: Waiting<'static>,
+    waiting: BlockingWait<'static>,
     thread: Thread,
     is_suspended: bool,
     is_asked: bool,
@@ -357,25 +357,25 @@ pub struct Situation {
 }
 
 /// A waiter, listed until the call to [`Waiters::during`] returns.
-pub struct Waiter<'w> {
+pub struct ListedWaiter<'w> {
     waiters: &'w Waiters,
     number: u64,
-    waiting: Waiting<'w>,
+    waiting: BlockingWait<'w>,
 }
 
-impl fmt::Debug for Waiter<'_> {
+impl fmt::Debug for ListedWaiter<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiter").field("number", &self.number).finish_non_exhaustive()
+        f.debug_struct("ListedWaiter").field("number", &self.number).finish_non_exhaustive()
     }
 }
 
 impl Waiters {
     /// Calls `wait`, and lists the calling thread as a waiter until `wait` returns.
-    pub fn during<R>(&self, waiting: Waiting<'_>, wait: impl FnOnce(&Waiter<'_>) -> R) -> R {
+    pub fn during<R>(&self, waiting: BlockingWait<'_>, wait: impl FnOnce(&ListedWaiter<'_>) -> R) -> R {
         // SAFETY: (1): the entry leaves the list before this call returns.
         let listed = unsafe { waiting.unbound() };
         let number = lock(&self.list).add(listed);
-        wait(&Waiter { waiters: self, number, waiting })
+        wait(&ListedWaiter { waiters: self, number, waiting })
     }
 
     /// Calls `found` for each watched waiter that is still waiting and has a goal for which `reached` returns `true`.
@@ -470,7 +470,7 @@ impl Waiters {
     }
 }
 
-impl<'w> Waiter<'w> {
+impl<'w> ListedWaiter<'w> {
     /// Returns the waiter's number. Later waiters have higher numbers.
     pub fn number(&self) -> u64 {
         self.number
@@ -527,7 +527,7 @@ impl<'w> Waiter<'w> {
     }
 }
 
-impl Drop for Waiter<'_> {
+impl Drop for ListedWaiter<'_> {
     fn drop(&mut self) {
         if !self.waiters.process.is_foreign() {
             lock(&self.waiters.list).remove(self.number);

@@ -34,13 +34,13 @@ const QUIET: Duration = Duration::from_millis(50);
 /// Holds an engine's ready operations until they are drawn.
 pub struct Shuffler<T> {
     seed: u64,
-    state: Mutex<State<T>>,
+    state: Mutex<ShufflerState<T>>,
     changed: Condvar,
     /// Held during a draw and during [`end`](Self::end).
     drawing: Mutex<()>,
 }
 
-struct State<T> {
+struct ShufflerState<T> {
     ready: Vec<(u64, OpRef<T>)>,
     random: Random,
     /// The number of draws so far.
@@ -54,7 +54,7 @@ struct State<T> {
 
 impl<T> Shuffler<T> {
     pub fn new(seed: u64) -> Self {
-        let state = State {
+        let state = ShufflerState {
             ready: Vec::new(),
             random: Random(seed),
             draws: 0,
@@ -103,7 +103,7 @@ impl<T> Shuffler<T> {
 
     fn take(&self) -> Option<OpRef<T>> {
         let mut state = lock(&self.state);
-        let State { ready, random, draws, is_drawing, .. } = &mut *state;
+        let ShufflerState { ready, random, draws, is_drawing, .. } = &mut *state;
         if ready.is_empty() {
             return None;
         }

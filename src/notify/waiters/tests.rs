@@ -9,15 +9,20 @@ const OP: NonNull<()> = NonNull::dangling();
 const ENGINE: NonNull<()> = NonNull::dangling();
 
 /// Lists the calling thread as one that waits for `OP` inside `inside` while `f` runs.
-fn waiting_in<R>(waiters: &Waiters, inside: &Inside, is_over: &IsOver<'_>, f: impl FnOnce(&Waiter<'_>) -> R) -> R {
+fn waiting_in<R>(
+    waiters: &Waiters,
+    inside: &Inside,
+    is_over: &IsOver<'_>,
+    f: impl FnOnce(&ListedWaiter<'_>) -> R,
+) -> R {
     let goal = Some(Goal::Op { task: OP, held_back_by: None });
     let (is_outside, since) = (inside.is_empty(), Instant::now());
     let (kind, awaits) = (Kind::Refusable, Awaits::Operation);
-    waiters.during(Waiting { engine: ENGINE, inside, is_outside, kind, awaits, goal, since, is_over }, f)
+    waiters.during(BlockingWait { engine: ENGINE, inside, is_outside, kind, awaits, goal, since, is_over }, f)
 }
 
 /// Lists the calling thread as one that waits for `OP` inside another operation while `f` runs.
-fn waiting<R>(waiters: &Waiters, is_over: &IsOver<'_>, f: impl FnOnce(&Waiter<'_>) -> R) -> R {
+fn waiting<R>(waiters: &Waiters, is_over: &IsOver<'_>, f: impl FnOnce(&ListedWaiter<'_>) -> R) -> R {
     let ops = Ops::from_iter([Nested { op: NonNull::dangling(), depth: 0 }]);
     let inside = Inside { ops, ..Inside::default() };
     waiting_in(waiters, &inside, is_over, f)
@@ -60,7 +65,7 @@ fn a_waiter_waits_unless_it_is_suspended_or_its_wait_is_over() {
 #[test]
 fn a_waiter_knows_whether_it_is_the_last_and_whether_it_was_asked() {
     let waiters = Waiters::default();
-    let situation = |waiter: &Waiter<'_>| {
+    let situation = |waiter: &ListedWaiter<'_>| {
         let Situation { waiters, is_last, is_asked } = waiter.situation();
         (waiters, is_last, is_asked)
     };
