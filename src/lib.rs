@@ -215,7 +215,7 @@ pub mod internals {
         error::failures::Failures,
         memory::{
             epoch::{Flavour, pin},
-            free_list::{Node, Stack},
+            free_list::{BatchStack, Node},
             records::PooledRecord,
             registry::{Registry, mark},
         },

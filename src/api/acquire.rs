@@ -22,7 +22,7 @@ use crate::{
         keeps_open::KeepsOpen,
         spec::Entries,
     },
-    error::{push::PushError, wait::WaitError},
+    error::wait::WaitError,
     notify::{
         claim::{Cancel, Claim},
         oneshot::Waiter,
@@ -154,9 +154,7 @@ impl<G> Future for Acquire<G> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { acquiring, keeps_open, engine } = &mut *self;
-        if engine.core().is_forked() {
-            return Poll::Ready(Err(PushError::Forked.into()));
-        }
+        engine.core().live()?;
         let waiter = match acquiring {
             Ok(waiter) => waiter,
             Err(error) => return Poll::Ready(Err(error.clone())),

@@ -25,8 +25,8 @@ use crate::{
     sync::fork::PerProcess,
     system::topology,
     threads::{
-        pool::{LaneSpec, ThreadPool},
         shuffler::Shuffler,
+        thread_pool::{LaneSpec, ThreadPool},
     },
     trace::{observer::Observer, recorder::Recorder, watchdog::Watchdog},
     values::kind::EngineKind,

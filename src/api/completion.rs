@@ -237,7 +237,7 @@ pub(crate) unsafe fn call_async<A: Accesses>(
                 // The operation fails with its function's failure. A failure reported through the completion is
                 // recorded too.
                 if let Some(cause) = result.err().filter(|cause| !matches!(cause, Cause::LostCompletion)) {
-                    right.op().task().failed_by(cause).record(core.failures());
+                    core.record_failure(&right.op().task().failed_by(cause));
                 }
                 call.return_right(right);
             }

@@ -17,7 +17,13 @@ use crate::{
         memory::{DeviceVec, PinnedVec},
         stream::ImportedStream,
     },
-    engine::{core::Core, frame, keeps_open::KeepsOpen, variable::ValueMemory, waits::WaitFor},
+    engine::{
+        core::{Core, Live},
+        frame,
+        keeps_open::KeepsOpen,
+        variable::ValueMemory,
+        waits::WaitFor,
+    },
     error::{
         build::{BuildError, ShutdownError},
         device::DeviceError,
@@ -401,10 +407,7 @@ impl Engine {
     /// # }
     /// ```
     pub fn clear_errors(&self) -> Option<(OpError, u64)> {
-        if self.core().is_forked() {
-            return None;
-        }
-        self.core().failures().clear()
+        self.core().live().ok()?.failures().clear()
     }
 
     // ------------------------------------------------------------------------------------------------------ waits ----
@@ -710,7 +713,7 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn pending(&self) -> u64 {
-        if self.core().is_forked() { 0 } else { self.core().pending() }
+        self.core().live().map_or(0, Live::pending)
     }
 
     // --------------------------------------------------------------------------------------------------- shutdown ----

@@ -224,7 +224,7 @@ impl Group {
     /// ```
     #[must_use]
     pub fn pending(&self) -> u64 {
-        if self.core.is_forked() { 0 } else { self.shared.pending.count() }
+        self.core.live().map_or(0, |_| self.shared.pending.count())
     }
 
     /// Cancels all operations in the group and its nested groups that have not started, including those pushed later.

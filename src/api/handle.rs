@@ -211,12 +211,9 @@ impl<R> OpHandle<R> {
     }
 
     fn cancel_by(&self, how: Cancel) -> bool {
-        if self.core.is_forked() {
-            // Another thread of the parent process may have held a lock at the fork.
-            return false;
-        }
+        let Ok(live) = self.core.live() else { return false };
         let handled = self.waiter.oneshot();
-        handled.beside().cancel(how, self.core.failures(), |failure| {
+        handled.beside().cancel(how, live.failures(), |failure| {
             if let Some(wakers) = handled.set(Err(failure)) {
                 wakers.wake();
             }
@@ -238,9 +235,7 @@ impl<R> Future for OpHandle<R> {
     type Output = Result<R, WaitError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.core.is_forked() {
-            return Poll::Ready(Err(PushError::Forked.into()));
-        }
+        self.core.live()?;
         if !is_done(&self.waiter) {
             if let Err(error) = Core::check_held_back(self.waiter.oneshot()) {
                 return Poll::Ready(Err(error));

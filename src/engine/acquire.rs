@@ -3,32 +3,30 @@
 //! # States
 //!
 //! 1. *Pushed*: the operation's record contains an [`AcquireJob`], and the operation's turn has not come.
-//! 2. *Acquired*: the operation's turn has come, and an [`Acquired`] has been put into the oneshot for the waiting
-//!    thread. The operation holds its variables.
-//! 3. *Released*: the [`Acquired`] was dropped, and the operation is complete.
+//! 2. *Granted*: the operation's turn has come, and a [`Granted`] has been put into the oneshot for the waiting thread
+//!    or future. The operation holds its variables.
+//! 3. *Taken*: the future has taken the guards. A blocked thread uses the [`Granted`] itself.
+//! 4. *Released*: the [`Granted`] or the last guard was dropped, and the operation is complete.
 //!
-//! If the operation is skipped instead, the oneshot receives the failure. If the waiting thread gives up, the operation
+//! If the operation is skipped instead, the oneshot receives the failure. If a waiting thread gives up, the operation
 //! stays in the queues until its turn comes. The operation's job, by then the last owner of the oneshot, drops the
-//! oneshot and the [`Acquired`] in it, so no variable is held forever.
+//! oneshot and the [`Granted`] in it, so no variable is held forever. If a future is dropped before the operation's turn
+//! comes, it [cancels](Claim) the operation, which then changes nothing.
 //!
-//! The operation is silent: only [`Acquired::mutated`] counts mutations, so none are counted for an unused
-//! [`Acquired`].
-//!
-//! For a future, a [`GuardsJob`] puts guards into the oneshot instead. The guards hold [shares](super::held) of the
-//! right to end the operation. Dropping the future before the operation's turn comes [cancels](Claim) the operation,
-//! which then changes nothing.
+//! The guards hold [shares](super::held) of the right to end the operation. An operation for a thread is silent: only
+//! [`Granted::mutated`] counts mutations, so none are counted if the thread has given up.
 //!
 //! # Who may touch what
 //!
 //! * The job: the thread that starts or skips the operation. Ending a started operation does not touch the job, since
 //!   another thread may end the operation while `start` is still running
 //!   ([`FnState::MayRun`](super::ending::FnState::MayRun)).
-//! * The values: the owner of the [`Acquired`] or of a guard, as the accesses permit.
+//! * The values: the owner of the [`Granted`] or of a guard, as the accesses permit.
 //!
-//! This module has no edges of its own: the oneshot hands over the [`Acquired`] or the guards, along with everything
-//! that the queues have handed over.
+//! This module has no edges of its own: the oneshot hands over the [`Granted`], along with everything that the queues
+//! have handed over.
 
-use std::{mem::ManuallyDrop, panic::Location, ptr::NonNull, sync::Arc, time::Instant};
+use std::{panic::Location, ptr::NonNull, sync::Arc, time::Instant};
 
 use crate::{
     engine::{
@@ -37,7 +35,6 @@ use crate::{
         frame::{self, Call, Holds},
         held::Share,
         keeps_open::KeepsOpen,
-        right::Right,
         spec::{Entry, Spec},
         task::{Claimed, Cleanup, ErasedJob, Job, Task, Work, flag},
         variable::VarCell,
@@ -45,99 +42,11 @@ use crate::{
     error::{
         deadlock::Deadlock,
         op::{Cause, OpError},
-        push::PushError,
         wait::WaitError,
     },
     notify::{claim::Claim, oneshot::Oneshot},
     values::name::Name,
 };
-
-/// The right to use the variables of an operation whose turn has come. Dropping it releases the variables.
-pub(crate) struct Acquired {
-    right: ManuallyDrop<Right<Task>>,
-    core: Arc<Core>,
-}
-
-impl Acquired {
-    /// Calls `f`, program code that uses the variables.
-    pub(crate) fn enter<R>(&self, f: impl FnOnce() -> R) -> R {
-        frame::enter(&self.core, self.right.op(), Holds::AcquiredVariables, |_| f())
-    }
-
-    /// Counts one mutation of each variable that the operation mutates.
-    pub(crate) fn mutated(&self) {
-        for access in self.right.op().accesses().iter().filter(|access| access.mode().is_write()) {
-            // SAFETY: the operation holds the variable for writing until `self` is dropped.
-            unsafe { VarCell::of(access).mutated() };
-        }
-    }
-}
-
-impl Drop for Acquired {
-    fn drop(&mut self) {
-        // SAFETY: only this drop takes the field, and it runs once.
-        let right = unsafe { ManuallyDrop::take(&mut self.right) };
-        // In a forked child, the operation belongs to the parent process.
-        if !self.core.is_forked() {
-            self.core.resolve(right, Ok(()));
-        } else {
-            std::mem::forget(right);
-        }
-    }
-}
-
-/// The job of an operation that acquires its variables for a waiting thread.
-struct AcquireJob(Option<Arc<Oneshot<Acquired>>>);
-
-impl Job for AcquireJob {
-    const REPORTS: bool = true;
-}
-
-impl Work for AcquireJob {
-    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        if let (Some(oneshot), Some(right)) = (self.0.take(), cx.take_right()) {
-            let acquired = Acquired { right: ManuallyDrop::new(right), core: Arc::clone(cx.core()) };
-            let wakers = oneshot.set(Ok(acquired));
-            debug_assert!(wakers.is_none(), "no future waits for this oneshot");
-        }
-        Ok(())
-    }
-
-    fn discard(&mut self) {}
-
-    /// Reports why the operation was skipped.
-    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
-        match (self.0.take(), result) {
-            (Some(oneshot), Err(error)) => Cleanup::new(oneshot.set(Err(error.clone())), oneshot),
-            _ => Cleanup::default(),
-        }
-    }
-}
-
-impl Core {
-    /// Pushes an operation with this entry and waits until the operation may run or `deadline` has passed. If the
-    /// operation may run, it holds the variable until the returned value is dropped.
-    pub(crate) fn acquire(
-        self: &Arc<Self>,
-        name: &'static str,
-        location: &'static Location<'static>,
-        entry: Entry,
-        deadline: Option<Instant>,
-    ) -> Result<Acquired, WaitError> {
-        let oneshot = Oneshot::new();
-        // Like the operation of a wait, this one needs no worker and takes no time on the thread that finds it ready.
-        let spec = Spec::internal(name, 0, flag::INLINE | flag::ASYNC | flag::SILENT);
-        // SAFETY: the caller has a handle to the variable.
-        let cell = unsafe { entry.cell.as_ref() };
-        self.check_variable(cell, &spec.name, location)?;
-        let entries = [entry];
-        let op = self.create(&spec, 0, location, &entries, AcquireJob(Some(Arc::clone(&oneshot))))?;
-        let task = NonNull::from(op.task()).cast();
-        self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, &entries))?;
-        let target = Target { task, held_back_by: None, describe: &|| cell.awaited() };
-        self.wait_by(&oneshot, Some(target), deadline, Oneshot::wait)
-    }
-}
 
 /// Guards for the variables of an operation whose turn has come. If they are dropped without being [taken](Self::take),
 /// the variables are unchanged.
@@ -152,20 +61,46 @@ impl<G> Granted<G> {
         self.share.take(keeps_open);
         self.guards
     }
+
+    /// Calls `f`, program code that uses the variables.
+    pub(crate) fn enter<R>(&self, f: impl FnOnce() -> R) -> R {
+        frame::enter(self.share.core(), self.share.op(), Holds::AcquiredVariables, |_| f())
+    }
+
+    /// Counts one mutation of each variable that the operation mutates.
+    pub(crate) fn mutated(&self) {
+        for access in self.share.op().accesses().iter().filter(|access| access.mode().is_write()) {
+            // SAFETY: the operation holds the variable for writing until `self` is dropped.
+            unsafe { VarCell::of(access).mutated() };
+        }
+    }
 }
 
-/// The oneshot that delivers guards to a future that acquires variables, with the claim through which the future
-/// cancels the operation.
+/// The right of a blocked thread to use the variables of an operation whose turn has come. Dropping it releases the
+/// variables.
+pub(crate) type Acquired = Granted<()>;
+
+/// The oneshot that delivers guards to a future or a thread that acquires variables, with the claim through which a
+/// future cancels the operation.
 pub(crate) type Acquiring<G> = Oneshot<Granted<G>, Claim>;
 
-/// The job of an operation that acquires its variables for a future.
-struct GuardsJob<F, G> {
+/// The job of an operation that acquires its variables.
+struct AcquireJob<F, G> {
     make: Option<F>,
     granted: Option<Granted<G>>,
     acquiring: Option<Arc<Acquiring<G>>>,
 }
 
-impl<F, G> Job for GuardsJob<F, G>
+impl<F, G> AcquireJob<F, G> {
+    /// Creates a job that acquires the variables and makes guards for them with `make`, and the oneshot that delivers
+    /// these.
+    fn new(make: F) -> (Self, Arc<Acquiring<G>>) {
+        let acquiring = Oneshot::with(Claim::default());
+        (Self { make: Some(make), granted: None, acquiring: Some(Arc::clone(&acquiring)) }, acquiring)
+    }
+}
+
+impl<F, G> Job for AcquireJob<F, G>
 where
     F: FnOnce(&Share) -> G + Send + 'static,
     G: Send + 'static,
@@ -174,7 +109,7 @@ where
     const CLAIMS: bool = true;
 }
 
-impl<F, G> Work for GuardsJob<F, G>
+impl<F, G> Work for AcquireJob<F, G>
 where
     F: FnOnce(&Share) -> G + Send + 'static,
     G: Send + 'static,
@@ -217,6 +152,29 @@ where
 }
 
 impl Core {
+    /// Pushes an operation with this entry and waits until the operation may run or `deadline` has passed. If the
+    /// operation may run, it holds the variable until the returned value is dropped.
+    pub(crate) fn acquire(
+        self: &Arc<Self>,
+        name: &'static str,
+        location: &'static Location<'static>,
+        entry: Entry,
+        deadline: Option<Instant>,
+    ) -> Result<Acquired, WaitError> {
+        // Like the operation of a wait, this one needs no worker and takes no time on the thread that finds it ready.
+        let spec = Spec::internal(name, 0, flag::INLINE | flag::ASYNC | flag::SILENT);
+        // SAFETY: the caller has a handle to the variable.
+        let cell = unsafe { entry.cell.as_ref() };
+        self.check_variable(cell, &spec.name, location)?;
+        let entries = [entry];
+        let (job, acquiring) = AcquireJob::new(|_: &Share| ());
+        let op = self.create(&spec, 0, location, &entries, job)?;
+        let task = NonNull::from(op.task()).cast();
+        self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, &entries))?;
+        let target = Target { task, held_back_by: None, describe: &|| cell.awaited() };
+        self.wait_by(&acquiring, Some(target), deadline, Oneshot::wait)
+    }
+
     /// Pushes an operation with these entries. When its turn comes, the operation holds its variables for the guards
     /// returned by `make`.
     pub(crate) fn begin_acquire<G: Send + 'static>(
@@ -225,19 +183,16 @@ impl Core {
         entries: &mut [Entry],
         make: impl FnOnce(&Share) -> G + Send + 'static,
     ) -> Result<Arc<Acquiring<G>>, WaitError> {
-        if self.is_forked() {
-            return Err(PushError::Forked.into());
-        }
+        self.live()?;
         if entries.iter().any(|entry| frame::holds(VarCell::queue_ptr(entry.cell))) {
             return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
-        let acquiring = Oneshot::with(Claim::default());
         let mut spec = Spec::new(Name::from("acquire"));
         // The operation needs no worker and takes no time on the thread that makes it ready. Its push is never held
         // back, since the call must not block.
         spec.flags |= flag::INLINE | flag::ASYNC;
         spec.is_admitted = true;
-        let job = GuardsJob { make: Some(make), granted: None, acquiring: Some(Arc::clone(&acquiring)) };
+        let (job, acquiring) = AcquireJob::new(make);
         self.push(&spec, location, entries, ErasedJob::new(job))?;
         Ok(acquiring)
     }

@@ -112,7 +112,7 @@ impl Core {
     fn note_special(&self, op: &Op<Task>, result: &mut Result<(), OpError>, ended: &mut Vec<OpError>) {
         match result {
             Ok(()) if op.task().has(flag::SILENT) => {}
-            Err(failure) if op.task().has(flag::SILENT) => failure.record(&self.failures),
+            Err(failure) if op.task().has(flag::SILENT) => self.record_failure(failure),
             Ok(()) => {
                 self.clear_overwritten(op, ended);
                 self.count_on_device(op);
@@ -192,7 +192,7 @@ impl Core {
     /// Fails the variables that an operation mutates, except those that have already failed.
     fn fail_variables(&self, op: &Op<Task>, failure: &OpError) {
         // The failure must be recorded before another thread can see it on a variable.
-        failure.record(&self.failures);
+        self.record_failure(failure);
         for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
             let cell = VarCell::of(access);
             if !cell.fault().has_failed() {

@@ -23,16 +23,16 @@ use crossbeam_utils::CachePadded;
 use crate::{
     device::gpus::Gpus,
     engine::{bounds::Bounds, fault::FaultLock, recording::Recording, task::Task},
-    error::failures::Failures,
-    notify::{pending::PendingOps, sleepers::Sleepers},
+    error::{build::ShutdownError, failures::Failures, op::OpError, push::PushError, wait::WaitError},
+    notify::pending::PendingOps,
     scheduler::activity::Count,
     sync::{
         Ordering::Relaxed,
         atomic::{AtomicU8, AtomicU64},
     },
     threads::{
-        pool::{BoxedWorker, ThreadPool},
         shuffler::Shuffler,
+        thread_pool::{BoxedWorker, ThreadPool},
     },
     values::kind::{EngineKind, Placement},
 };
@@ -79,9 +79,8 @@ pub(crate) struct Core {
     pub(super) pending: PendingOps,
     /// The number of operations run by threads whose pushes were held back.
     pub(super) helped: Count,
-    /// The threads sleeping in calls to this engine.
-    pub(super) sleepers: Sleepers,
-    pub(super) failures: Arc<Failures>,
+    /// The failures that the program does not know yet.
+    failures: Arc<Failures>,
     pub(super) threads: ThreadPool<Task>,
     pub(super) gpus: Gpus<Task>,
     /// How the threads of GPU lanes are started.
@@ -91,14 +90,59 @@ pub(crate) struct Core {
     /// Held by a thread while it reads or changes the failure of a variable that several streams may be using.
     pub(super) fault_lock: FaultLock,
     /// The engine's recorder and observers, if any.
-    pub(super) recording: Option<Box<Recording>>,
+    recording: Option<Box<Recording>>,
     /// The shuffler that draws ready operations, if the engine shuffles them.
-    pub(super) shuffler: Option<Arc<Shuffler<Task>>>,
+    shuffler: Option<Arc<Shuffler<Task>>>,
     /// The placement of each worker of the first lane.
     pub(crate) placements: OnceLock<Box<[Placement]>>,
     /// The number of values that [keep the engine open](super::keeps_open). It has 64 bits on every platform, so it
     /// cannot wrap even if handles are leaked.
     pub(super) open_handles: AtomicU64,
+}
+
+/// This process is a forked child of the one to which the engine belongs. None of the engine's locks may be taken, since
+/// a thread of the parent process may have held them at the fork.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Forked;
+
+impl From<Forked> for PushError {
+    fn from(Forked: Forked) -> Self {
+        Self::Forked
+    }
+}
+
+impl From<Forked> for WaitError {
+    fn from(Forked: Forked) -> Self {
+        PushError::Forked.into()
+    }
+}
+
+impl From<Forked> for ShutdownError {
+    fn from(Forked: Forked) -> Self {
+        Self::Forked
+    }
+}
+
+/// An engine that belongs to this process. The failures can be reached only through this value, and the recording and the
+/// shuffler only if there is one, so code that uses their locks cannot forget to ask. Program code may fork, so a caller
+/// that has run program code must ask again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Live<'c>(&'c Core);
+
+impl<'c> Live<'c> {
+    pub(crate) fn failures(self) -> &'c Arc<Failures> {
+        &self.0.failures
+    }
+
+    /// Returns the number of pending operations.
+    pub(crate) fn pending(self) -> u64 {
+        self.0.pending.count()
+    }
+
+    /// Returns the numbers of operations that have ended and that are pending.
+    pub(super) fn totals(self) -> (u64, u64) {
+        self.0.pending.totals()
+    }
 }
 
 impl std::fmt::Debug for Core {
@@ -137,7 +181,6 @@ impl Core {
             next_id: AtomicU64::new(0),
             pending: PendingOps::new(shards),
             helped: Count::default(),
-            sleepers: Sleepers::default(),
             failures: Arc::default(),
             threads,
             gpus,
@@ -173,12 +216,54 @@ impl Core {
         self.gpus.end_in_child();
     }
 
-    /// Whether this process is a forked child and the engine belongs to the parent process. If so, none of the engine's
-    /// locks may be taken, since a thread of the parent process may have held them at the fork.
+    /// Returns the engine as one whose locks may be taken, unless this process is a [forked](Forked) child.
+    #[inline]
+    pub(crate) fn live(&self) -> Result<Live<'_>, Forked> {
+        // Relaxed: `FORKED` is stored only where there is no other thread.
+        if self.phase.load(Relaxed) == phase::FORKED { Err(Forked) } else { Ok(Live(self)) }
+    }
+
+    /// Whether the engine belongs to the parent process, which then completes, drops or frees what the caller would
+    /// have.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
-        // Relaxed: `FORKED` is stored only where there is no other thread.
-        self.phase.load(Relaxed) == phase::FORKED
+        self.live().is_err()
+    }
+
+    /// Returns the recording, if the engine has one and is [live](Self::live).
+    #[inline]
+    pub(super) fn recording(&self) -> Option<&Recording> {
+        self.recording.as_deref().filter(|_| self.live().is_ok())
+    }
+
+    /// Whether the engine's operations receive numbers because they are recorded, observed, watched or shuffled.
+    #[inline]
+    pub(super) fn is_recorded(&self) -> bool {
+        self.recording.is_some()
+    }
+
+    /// Whether the engine has observers.
+    pub(super) fn is_observed(&self) -> bool {
+        self.recording.as_deref().is_some_and(Recording::is_observed)
+    }
+
+    /// Returns the shuffler, if the engine has one and is [live](Self::live).
+    #[inline]
+    pub(super) fn shuffler(&self) -> Option<&Arc<Shuffler<Task>>> {
+        self.shuffler.as_ref().filter(|_| self.live().is_ok())
+    }
+
+    /// Whether the engine shuffles.
+    #[inline]
+    pub(super) fn shuffles(&self) -> bool {
+        self.shuffler.is_some()
+    }
+
+    /// Records a failure of which the program may learn nothing else, unless the engine belongs to the parent process.
+    pub(crate) fn record_failure(&self, failure: &OpError) {
+        if let Ok(live) = self.live() {
+            failure.record(live.failures());
+        }
     }
 
     pub(crate) fn threads(&self) -> &ThreadPool<Task> {
@@ -187,15 +272,6 @@ impl Core {
 
     pub(crate) fn gpus(&self) -> &Gpus<Task> {
         &self.gpus
-    }
-
-    pub(crate) fn failures(&self) -> &Arc<Failures> {
-        &self.failures
-    }
-
-    /// Returns the number of pending operations.
-    pub(crate) fn pending(&self) -> u64 {
-        self.pending.count()
     }
 
     /// Returns the tag of this engine's variables: the engine's address, which no other engine can have while a

@@ -37,7 +37,7 @@
 //! [`FIRST_PAUSE`] after its beginning, and repeatedly during its first [`EARLY`]. Other waits walk rarely: each pause
 //! grows with the duration of the walk before it and with the number of waiters, so that all of them together use a
 //! small part of a core. If a walk finds a cycle that another wait must end, including a wait with a time limit, it
-//! [asks](Waiters::ask) that wait to walk. A thread checks every [`CHECK`] whether its wait has been asked, and less
+//! [asks](crate::notify::waiters::Waiters::ask) that wait to walk. A thread checks every [`CHECK`] whether its wait has been asked, and less
 //! often if there are many waiters.
 //!
 //! A push can close a cycle too: it may be unfinished while a wait walks, or may enter a scope or an engine whose end
@@ -65,9 +65,9 @@ use crate::{
     notify::{
         oneshot::Oneshot,
         pending::{PendingOps, Ticket},
-        waiters::{Goal, Inside, IsOver, Kind, Nested, Ops, Situation, Waiter, Waiters},
+        waiters::{Awaits, Goal, Inside, IsOver, Kind, ListedWaiter, Nested, Ops, Situation, waiters},
     },
-    sync::{atomic::AtomicPtr, fork::PerProcess},
+    sync::atomic::AtomicPtr,
     tracker::{Ahead, Op, OpRef, walk_blocked},
 };
 
@@ -98,13 +98,6 @@ const MAX_VISITED: usize = 100_000;
 /// The maximum number of operations visited to determine whether a wait depends on a ready operation. Not tuned:
 /// visiting this many takes a few microseconds, less than handing over a worker.
 const MAX_NEAR: usize = 256;
-
-/// The waiters of all engines in this process, since operations of different engines can wait for each other.
-static WAITERS: PerProcess<Waiters> = PerProcess::new();
-
-fn waiters() -> &'static Waiters {
-    WAITERS.get(Waiters::default)
-}
 
 /// The operation awaited by a wait for a single operation.
 #[derive(Clone, Copy)]
@@ -242,7 +235,7 @@ impl Looks {
     }
 
     /// If a look is due and the thread should walk, calls `walk`, which searches for a cycle.
-    pub(super) fn look(&mut self, waiter: &Waiter<'_>, walk: impl FnOnce() -> Option<Cycle>) -> Option<Cycle> {
+    pub(super) fn look(&mut self, waiter: &ListedWaiter<'_>, walk: impl FnOnce() -> Option<Cycle>) -> Option<Cycle> {
         let begun = Instant::now();
         if begun < self.checks {
             return None;
@@ -297,7 +290,8 @@ struct Walk {
 
 impl Walk {
     /// Begins a walk from what the calling thread is `inside` of.
-    fn from(waiter: &Waiter<'_>, inside: &Inside, only_closing: bool) -> Self {
+    fn from(waiter: &ListedWaiter<'_>, only_closing: bool) -> Self {
+        let inside = waiter.inside();
         let own = Step { number: waiter.number(), kind: waiter.kind(), from: 0 };
         let mut walk = Self {
             own: waiter.number(),
@@ -429,12 +423,12 @@ pub(super) struct Cycle {
     pub(super) through: Option<Pushed>,
 }
 
-/// Looks for a cycle that contains the calling thread's wait and that this thread must end. `inside` lists what the
-/// thread is inside of; `is_single` says whether the thread waits for a single operation.
-pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) -> Option<Cycle> {
+/// Looks for a cycle that contains the calling thread's wait and that this thread must end. `is_single` says whether the
+/// thread waits for a single operation.
+pub(super) fn find_cycle(waiter: &ListedWaiter<'_>, is_single: bool) -> Option<Cycle> {
     // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();
-    let mut walk = Walk::from(waiter, inside, false);
+    let mut walk = Walk::from(waiter, false);
     walk.run();
     if walk.found.is_none() && waiter.kind() != Kind::Timed {
         // A wait with a time limit must end the cycle.
@@ -471,14 +465,10 @@ pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) 
 /// Returns the operations counted in `pending` that cannot start or cannot end before the calling thread continues,
 /// each with its identifying pointer and its ticket. The thread waits at the end of a scope; the walk follows only such
 /// waits.
-pub(super) fn blocked_members(
-    waiter: &Waiter<'_>,
-    inside: &Inside,
-    pending: &PendingOps,
-) -> Vec<(NonNull<()>, Ticket)> {
+pub(super) fn blocked_members(waiter: &ListedWaiter<'_>, pending: &PendingOps) -> Vec<(NonNull<()>, Ticket)> {
     // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();
-    let mut walk = Walk::from(waiter, inside, true);
+    let mut walk = Walk::from(waiter, true);
     let ahead = std::mem::take(&mut walk.ahead);
     let mut blocked = Vec::new();
     let look = |op: &Op<Task>, from: usize, ahead: &mut Ahead<Task>| {
@@ -496,43 +486,35 @@ pub(super) fn blocked_members(
 }
 
 impl Core {
-    /// Calls `wait`, which blocks at most until the time given to it. Repeats the call as long as `wait` returns
-    /// [`WaitError::TimedOut`] and `deadline` has not passed. Between calls, walks if a walk is due. Returns
-    /// [`WaitError::WouldDeadlock`] if a walk finds a cycle that this thread must end. If the goal is a single
-    /// operation, `describe` describes it.
+    /// Calls `wait`, which blocks at most until the time given to it. For a wait that could be part of a cycle, which is
+    /// listed as `waiter`, repeats the call as long as `wait` returns [`WaitError::TimedOut`] and `deadline` has not
+    /// passed. Between calls, walks if a walk is due. Returns [`WaitError::WouldDeadlock`] if a walk finds a cycle that
+    /// this thread must end. If the goal is a single operation, `describe` describes it.
     pub(super) fn wait_watching<R>(
         &self,
-        goal: Goal<'_>,
+        waiter: Option<&ListedWaiter<'_>>,
         describe: Option<&dyn Fn() -> Awaited>,
-        is_over: &IsOver<'_>,
         deadline: Option<Instant>,
         wait: impl Fn(Option<Instant>) -> Result<R, WaitError>,
     ) -> Result<R, WaitError> {
-        let inside = frame::inside();
-        if inside.is_empty() || cfg!(any(raddle_loom, raddle_shuttle)) {
-            // Models have no clock.
-            return wait(deadline);
-        }
-        let kind = if deadline.is_some() { Kind::Timed } else { Kind::Refusable };
-        waiters().during(self.engine(), inside.clone(), goal, kind, is_over, |waiter| {
-            let mut looks = Looks::new();
-            loop {
-                let until = deadline.map_or(looks.next(), |deadline| deadline.min(looks.next()));
-                match wait(Some(until)) {
-                    Err(WaitError::TimedOut) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {}
-                    result => return result,
-                }
-                if self.is_forked() {
-                    return wait(deadline);
-                }
-                let walk = || find_cycle(waiter, &inside, describe.is_some());
-                let Some(cycle) = looks.look(waiter, walk) else { continue };
-                if is_over() {
-                    continue;
-                }
-                return Err(Self::refusal(describe, cycle));
+        let Some(waiter) = waiter else { return wait(deadline) };
+        let mut looks = Looks::new();
+        loop {
+            let until = deadline.map_or(looks.next(), |deadline| deadline.min(looks.next()));
+            match wait(Some(until)) {
+                Err(WaitError::TimedOut) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {}
+                result => return result,
             }
-        })
+            if self.is_forked() {
+                return wait(deadline);
+            }
+            let walk = || find_cycle(waiter, describe.is_some());
+            let Some(cycle) = looks.look(waiter, walk) else { continue };
+            if waiter.is_over() {
+                continue;
+            }
+            return Err(Self::refusal(describe, cycle));
+        }
     }
 
     /// Returns [`WaitError::WouldDeadlock`] if a single walk finds that the calling thread would wait for `goal`
@@ -543,12 +525,9 @@ impl Core {
         describe: Option<&dyn Fn() -> Awaited>,
         is_over: &IsOver<'_>,
     ) -> Result<(), WaitError> {
-        let inside = frame::inside();
-        if inside.is_empty() || cfg!(any(raddle_loom, raddle_shuttle)) {
-            return Ok(());
-        }
-        waiters().during(self.engine(), inside.clone(), goal, Kind::Refusable, is_over, |waiter| {
-            match find_cycle(waiter, &inside, describe.is_some()) {
+        let awaits = if describe.is_some() { Awaits::Operation } else { Awaits::Group };
+        self.sleep_listed(Kind::Refusable, awaits, Some(goal), Instant::now(), is_over, |waiter| {
+            match waiter.and_then(|waiter| find_cycle(waiter, describe.is_some())) {
                 Some(cycle) if !is_over() => Err(Self::refusal(describe, cycle)),
                 _ => Ok(()),
             }
@@ -568,17 +547,6 @@ impl Core {
     /// Returns the pointer that identifies this engine to waiters.
     pub(super) fn engine(&self) -> NonNull<()> {
         NonNull::from(self).cast()
-    }
-
-    /// Calls `f` as [`Waiters::during`] does, for the wait at the end of a scope.
-    pub(super) fn while_closing<R>(
-        &self,
-        inside: &Inside,
-        pending: &PendingOps,
-        is_over: &IsOver<'_>,
-        f: impl FnOnce(&Waiter<'_>) -> R,
-    ) -> R {
-        waiters().during(self.engine(), inside.clone(), Goal::Counted(pending, None), Kind::Closing, is_over, f)
     }
 
     /// Whether every thread waiting for this engine inside an operation must still wait. A wait may end before its

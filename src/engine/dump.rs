@@ -22,8 +22,7 @@ use crate::{
     memory::epoch,
     notify::{
         pending::{PendingOps, Ticket},
-        sleepers::{Awaits, OpenScope, Sleeper},
-        waiters::Goal,
+        waiters::{Awaits, Goal, OpenScope, WaitingThread, waiters},
     },
     trace::{
         dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind},
@@ -39,9 +38,7 @@ impl Core {
     /// Returns a dump of what is pending.
     pub(crate) fn dump(&self) -> Dump {
         let mut dump = Dump::default();
-        if self.is_forked() {
-            return dump;
-        }
+        let Ok(live) = self.live() else { return dump };
         let running = self.running_ops();
         let pinned = epoch::pin();
         // The indices of operations, by record and by task; the task identifies an operation to waiters.
@@ -52,8 +49,8 @@ impl Core {
         let (mut records, mut variables) = (Vec::new(), HashMap::new());
         // The sleeping threads are listed before the operations. Any operation that one of these threads still awaits
         // afterwards is therefore found to be pending.
-        let (mut sleepers, mut scopes) = (self.sleepers.list(), self.sleepers.scopes());
-        let inside = sleepers.iter_mut().map(|sleeper| &mut sleeper.ops);
+        let (mut threads, mut scopes) = (waiters().of_engine(self.engine()), waiters().scopes(self.engine()));
+        let inside = threads.iter_mut().map(|thread| &mut thread.ops);
         for ops in inside.chain(scopes.iter_mut().map(|scope| &mut scope.around)) {
             // SAFETY: (1): this thread is pinned. (2): the functions of these operations had not returned when they
             // were listed, so no record is reused before this thread is unpinned.
@@ -89,14 +86,14 @@ impl Core {
                 parent.state = OpState::WaitingForChildren;
             }
         }
-        for OpenScope { around, count } in scopes {
+        for OpenScope { around, count, .. } in scopes {
             if let Some(&op) = around.iter().find_map(|around| by_record.get(&around.op)) {
                 let inside = members.in_count(count.as_ptr()).filter(|member| member.is_innermost);
                 dump.ops[op].waits_for.extend(inside.map(|member| member.index));
             }
         }
         let mut targets = HashMap::new();
-        self.sleepers.each_goal(|number, is_inside, goal| {
+        waiters().each_goal(self.engine(), |number, is_inside, goal| {
             let covered = |index: &usize| goal.covers(|pending| members.ticket_in(*index, pending));
             let found: Vec<usize> = match goal {
                 Goal::Op { task, .. } => by_task.get(&task.as_ptr()).copied().into_iter().collect(),
@@ -112,18 +109,18 @@ impl Core {
                 targets.insert(number, found);
             }
         });
-        for sleeper in sleepers {
-            match targets.remove(&sleeper.number) {
+        for thread in threads {
+            match targets.remove(&thread.number) {
                 // The wait is over by now.
-                None if sleeper.has_goal => {}
-                targets => dump.add_sleeper(&sleeper, targets.unwrap_or_default(), |op| by_record.get(op).copied()),
+                None if thread.has_goal => {}
+                targets => dump.add_waiting(&thread, targets.unwrap_or_default(), |op| by_record.get(op).copied()),
             }
         }
         for op in &mut dump.ops {
             op.waits_for.sort_unstable();
             op.waits_for.dedup();
         }
-        dump.unlisted = self.pending().saturating_sub(dump.ops.len() as u64);
+        dump.unlisted = live.pending().saturating_sub(dump.ops.len() as u64);
         dump
     }
 
@@ -281,8 +278,13 @@ impl Members {
 
 impl Dump {
     /// Adds a thread that waits for `targets`. `find` maps an operation's record to its index.
-    fn add_sleeper(&mut self, sleeper: &Sleeper, targets: Vec<usize>, find: impl Fn(&NonNull<()>) -> Option<usize>) {
-        let mut inside: Vec<usize> = sleeper.ops.iter().map(|around| &around.op).filter_map(find).collect();
+    fn add_waiting(
+        &mut self,
+        waiting: &WaitingThread,
+        targets: Vec<usize>,
+        find: impl Fn(&NonNull<()>) -> Option<usize>,
+    ) {
+        let mut inside: Vec<usize> = waiting.ops.iter().map(|around| &around.op).filter_map(find).collect();
         inside.sort_unstable();
         inside.dedup();
         for &op in &inside {
@@ -290,16 +292,16 @@ impl Dump {
             self.ops[op].state = OpState::WaitingInside;
         }
         self.waits.push(ThreadWait {
-            number: sleeper.number,
-            thread: sleeper.thread.name().map_or_else(|| format!("{:?}", sleeper.thread.id()), str::to_owned),
-            kind: match sleeper.awaits {
+            number: waiting.number,
+            thread: waiting.thread.name().map_or_else(|| format!("{:?}", waiting.thread.id()), str::to_owned),
+            kind: match waiting.awaits {
                 Awaits::All => WaitKind::All,
                 Awaits::Group => WaitKind::Group,
                 Awaits::Scope => WaitKind::Scope,
                 Awaits::Room => WaitKind::Room,
                 Awaits::Operation => WaitKind::Operation,
             },
-            time: sleeper.time,
+            time: waiting.time,
             inside,
             waits_for: targets,
         });

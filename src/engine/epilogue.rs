@@ -104,7 +104,7 @@ impl Core {
         let run = |frame: &Frame| frame.in_group(membership.map(Membership::group), None, f);
         let panicked = panics::catch(|| frame::enter(self, op, Holds::Nothing, run)).err();
         if let Some(payload) = panicked.filter(|_| !self.is_forked()) {
-            op.task().failed_by_panic(payload).record(&self.failures);
+            self.record_failure(&op.task().failed_by_panic(payload));
         }
     }
 

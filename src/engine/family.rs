@@ -250,9 +250,7 @@ impl Family {
     /// Begins the push of a child or the creation of a variable. The parent's work does not end before the returned
     /// value is dropped.
     fn admit(&self) -> Result<Admitted<'_>, PushError> {
-        if self.core.is_forked() {
-            return Err(PushError::Forked);
-        }
+        self.core.live()?;
         if self.count.admit() { Ok(Admitted(self)) } else { Err(PushError::ParentEnded) }
     }
 
@@ -492,7 +490,7 @@ impl Family {
             (None, None) => (self.failure_of_children(), None),
         };
         // The second failure must not be lost.
-        second.iter().for_each(|second| second.record(&self.core.failures));
+        second.iter().for_each(|second| self.core.record_failure(second));
         let Some(Parent { op, observers }) = lock(&self.parent).take() else { return };
         // The family's variables are dropped before a wait for the parent can return.
         drop((mem::take(&mut *lock(&self.stand_ins)), mem::take(&mut *lock(&self.variables))));

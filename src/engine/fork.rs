@@ -2,7 +2,7 @@
 //!
 //! Only the thread that forked exists in the child, and another of the parent's threads may have held any lock at the
 //! fork. So [`watch`] registers a handler that ends every live engine before the program continues in the child. Each
-//! engine's phase becomes `FORKED`, in which every call returns before taking a lock ([`Core::is_forked`]). The engines
+//! engine's phase becomes `FORKED`, in which every call returns before taking a lock ([`Core::live`]). The engines
 //! are never dropped. The thread that forked may have belonged to an engine; in the child, it belongs to none. It
 //! receives a new epoch collector, since threads that the child lacks may be pinned in the parent's collector forever.
 //!

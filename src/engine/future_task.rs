@@ -176,7 +176,7 @@ impl Started {
         };
         if let Some(second) = second {
             // The operation's second failure is recorded, since it would otherwise be lost.
-            second.record(core.failures());
+            core.record_failure(&second);
             core.run_program_code(self.share.op(), None, || drop(second));
         }
         let Self { mut future, share } = self;

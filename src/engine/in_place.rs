@@ -18,7 +18,7 @@ use std::{iter, mem, ptr::NonNull, sync::Arc};
 use crate::{
     engine::{
         cancellable::{Cancellable, Function, Handled},
-        core::Core,
+        core::{Core, Forked},
         ending::Epilogue,
         ready_loop,
         task::{Task, flag},
@@ -65,22 +65,24 @@ impl Core {
 
     /// Runs those operations in the deque of the calling thread's worker that [lead to](Self::leads_to) `goal`, until
     /// none is left, the wait for `goal` is over, or the stack is short. Without workers, runs such operations from
-    /// this thread's ready loops.
-    pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, goal: &Goal<'_>) {
-        while !self.is_forked() && !is_over() && !ready_loop::is_stack_short() {
+    /// this thread's ready loops. Returns an error if one of them has forked the process.
+    pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, goal: &Goal<'_>) -> Result<(), Forked> {
+        while !is_over() && !ready_loop::is_stack_short() {
             // The wait is checked last: if it is not over, nothing that it awaits has ended since the search began.
             let wanted = |op: &OpRef<Task>| Self::leads_to(op, goal) && !is_over();
             let taken = match self.has_workers() {
                 true => worker_thread::take_queued(self, wanted),
                 false => ready_loop::take_deferred_if(self, wanted),
             };
-            let Some(op) = taken else { return };
+            let Some(op) = taken else { break };
             let op = if op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
             if let Some(op) = op {
                 worker_thread::note_helped();
                 self.run_on_this_stack(op);
+                self.live()?;
             }
         }
+        Ok(())
     }
 
     fn run_on_this_stack(self: &Arc<Self>, op: OpRef<Task>) {

@@ -375,7 +375,7 @@ impl Core {
             let cell = unsafe { entry.cell.as_ref() };
             self.check_variable(cell, name, location)?;
             cell.queue().prefetch();
-            Ok(cell.queue().id())
+            Ok::<_, PushError>(cell.queue().id())
         };
         if let [first, others @ ..] = &*entries {
             let mut before = check(first)?;

@@ -9,7 +9,7 @@ use std::{collections::HashMap, io, panic::Location, sync::Arc, thread, time::Du
 use crate::{
     device::gpus::FIRST_LANE,
     engine::{
-        core::Core,
+        core::{Core, Live},
         ending::FnState,
         recording::Recording,
         spec::Entry,
@@ -35,7 +35,7 @@ use crate::{
 impl Core {
     /// Adds this engine to its recorder, if events are recorded.
     pub(crate) fn introduce(self: &Arc<Self>) {
-        let Some(recording) = self.recording.as_deref().filter(|recording| recording.is_kept) else { return };
+        let Some(recording) = self.recording().filter(|recording| recording.is_kept) else { return };
         let gpu_lanes =
             self.gpus.lanes().iter().map(|lane| format!("gpu({}) {}", lane.gpu, lane.lane.name())).collect();
         let info = EngineInfo {
@@ -51,7 +51,7 @@ impl Core {
     /// Starts a watchdog for this engine.
     pub(crate) fn watch(self: &Arc<Self>, watchdog: Watchdog) -> io::Result<()> {
         let stop = watch::begin(self, watchdog)?;
-        self.recording.iter().for_each(|recording| recording.watch_until_end(stop.clone()));
+        self.recording().into_iter().for_each(|recording| recording.watch_until_end(stop.clone()));
         Ok(())
     }
 
@@ -70,7 +70,8 @@ impl Core {
 
     /// Returns the engine's statistics. In a forked child, returns only what can be read without a lock.
     pub(crate) fn stats(&self) -> Stats {
-        let ready = if self.is_forked() { vec![0; self.threads.lanes().len()] } else { self.ready_ops() };
+        let live = self.live();
+        let ready = live.map_or_else(|_| vec![0; self.threads.lanes().len()], |_| self.ready_ops());
         let lanes: Vec<LaneStats> = self
             .threads
             .lanes()
@@ -95,26 +96,9 @@ impl Core {
         let recording = self.recording().filter(|recording| recording.is_kept);
         let operations = recording.map(|recording| recording.recorder.stats());
         let (operations, lost) = operations.unwrap_or_default();
-        let (ended, pending) = if self.is_forked() { (0, 0) } else { self.pending.totals() };
+        let (ended, pending) = live.map(Live::totals).unwrap_or_default();
         let helped = self.helped.get() + lanes.iter().flat_map(|lane| &lane.workers).map(|one| one.helped).sum::<u64>();
         Stats { pushed: ended + pending, ended, pending, helped, lanes, operations, lost }
-    }
-
-    /// Returns the recording, unless this is a forked child, which must not take the recording's locks.
-    #[inline]
-    fn recording(&self) -> Option<&Recording> {
-        self.recording.as_deref().filter(|_| !self.is_forked())
-    }
-
-    /// Whether the engine's operations receive numbers because they are recorded, observed, watched or shuffled.
-    #[inline]
-    pub(super) fn is_recorded(&self) -> bool {
-        self.recording.is_some()
-    }
-
-    /// Whether the engine has observers.
-    pub(super) fn is_observed(&self) -> bool {
-        self.recording.as_deref().is_some_and(Recording::is_observed)
     }
 
     /// Records the name of a variable.

@@ -66,7 +66,7 @@ use crate::{
     error::push::PushError,
     notify::{
         pending::{PendingOps, UNLIMITED, slack},
-        sleepers::{Awaits, Sleeps},
+        waiters::{Awaits, Kind},
         wakers::{self, WakerKey},
     },
     sync::{
@@ -74,7 +74,7 @@ use crate::{
         edge::{removed, step},
         lock, thread_static,
     },
-    threads::pool::is_engine_thread,
+    threads::thread_pool::is_engine_thread,
 };
 
 /// The maximum number of operations that a thread pushes without counting again. Measured: at 32, the cost per push of
@@ -190,9 +190,7 @@ impl Core {
     /// If the calling thread is outside, [holds back](Self::hold_back) an operation of `group` until the group, its
     /// enclosing groups and the engine have room.
     pub(crate) fn admit(self: &Arc<Self>, group: &Arc<Group>) -> Result<(), PushError> {
-        if self.is_forked() {
-            return Err(PushError::Forked);
-        }
+        self.live()?;
         let is_limited = self.bounds.are_in_use() && counts(self, Some(group)).any(|count| count.limit() != UNLIMITED);
         if is_limited && is_outside() {
             self.hold_back(Some(group))?;
@@ -204,9 +202,7 @@ impl Core {
     /// Returns an error if the calling thread is outside and its push of an operation of `group` would be held back or
     /// refused now. Also returns an error in a forked child.
     pub(crate) fn check_room(&self, group: Option<&Arc<Group>>) -> Result<(), PushError> {
-        if self.is_forked() {
-            return Err(PushError::Forked);
-        }
+        self.live()?;
         if !is_outside() {
             // The push itself decides.
             return Ok(());
@@ -233,10 +229,8 @@ impl Core {
         // for futures.
         let mut has_run = false;
         loop {
-            if self.is_forked() {
-                // An operation run here has forked the process, and this is the child.
-                return Err(PushError::Forked);
-            }
+            // An operation run here may have forked the process.
+            self.live()?;
             if !self.is_open() {
                 return Err(PushError::ShutDown);
             }
@@ -269,8 +263,7 @@ impl Core {
             self.threads().wake_yielded();
             let has_room = || first_full(self, group, |_| 0).is_none();
             let wait = || full.wait_for_room(Some(Instant::now() + pause));
-            let sleeps = Sleeps { awaits: Awaits::Room, goal: None };
-            self.wait_outside(&has_room, || self.sleep_listed(sleeps, since, &has_room, wait));
+            self.sleep_listed(Kind::Refusable, Awaits::Room, None, since, &has_room, |_| wait());
             pause = (2 * pause).min(PAUSES[1]);
         }
     }
@@ -492,10 +485,9 @@ impl Future for WhenRoom {
     type Output = Result<(), PushError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.core.is_forked() {
-            return Poll::Ready(Err(PushError::Forked));
-        }
         Core::catch_up_and_go_on();
+        // Checked last, since a deferred operation run on this thread may have forked the process.
+        self.core.live()?;
         let polled = self.poll_counts(cx.waker());
         if polled.is_ready() {
             self.end();

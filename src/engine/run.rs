@@ -301,7 +301,7 @@ impl Core {
         // SAFETY: called once, by the thread that ran the function.
         if let Err(failure) = unsafe { state.fail(failure) } {
             // The operation has already completed. Its function's failure is recorded to avoid losing it.
-            failure.record(&self.failures);
+            self.record_failure(&failure);
             self.run_program_code(op, None, || drop(failure));
         }
     }
@@ -345,7 +345,7 @@ impl Core {
             None => (own, None),
         };
         // The operation's second failure is recorded to avoid losing it.
-        second.iter().for_each(|failure| failure.record(&self.failures));
+        second.iter().for_each(|failure| self.record_failure(failure));
         let _running = self.run_without_worker();
         let mut ready = ReadyList::default();
         let mut epilogue = self.complete_by_right(right, result, FnState::MayRun, &mut ready);

@@ -62,13 +62,11 @@ use crate::{
     },
     error::{
         deadlock::{Awaited, Deadlock},
-        push::PushError,
         wait::WaitError,
     },
     notify::{
         pending::Ticket,
-        sleepers::{Awaits, Sleeps},
-        waiters::{Goal, Nested, Ops},
+        waiters::{Awaits, Goal, Nested, OpenScope, Ops, waiters},
         wakers::Wakers,
     },
     sync::{Mutex, lock},
@@ -172,7 +170,8 @@ impl Scoped {
         // Models have no dumps.
         let is_listed = !around.is_empty() && !cfg!(any(raddle_loom, raddle_shuttle));
         if is_listed {
-            core.sleepers.open_scope(around.clone(), NonNull::from(&group.pending));
+            let (engine, around) = (core.engine(), around.clone());
+            waiters().open_scope(OpenScope { engine, around, count: NonNull::from(&group.pending) });
         }
         Ok(Arc::new(Self {
             core: Arc::clone(core),
@@ -250,10 +249,8 @@ impl Scoped {
     }
 
     fn wait(&self) -> Result<(), WaitError> {
-        if self.core.is_forked() {
-            // The operations belong to the parent process, and no thread runs them here.
-            return Err(PushError::Forked.into());
-        }
+        // The operations belong to the parent process, and no thread runs them here.
+        self.core.live()?;
         let mut left = Vec::new();
         let next = || self.members.as_ref().and_then(|members| lock(members).list.pop());
         while let Some(handled) = next() {
@@ -267,59 +264,47 @@ impl Scoped {
         if self.core.has_workers() {
             Core::catch_up();
         } else {
-            self.core.run_leading(is_over, &Goal::Counted(pending, None));
-            if self.core.is_forked() {
-                return Err(PushError::Forked.into());
-            }
+            self.core.run_leading(is_over, &Goal::Counted(pending, None))?;
         }
         // A scope must not end early, so its wait must not fail: if no thread can take over the worker, this thread
         // runs whatever operations it can and tries again.
         let make_way = || {
-            self.core.make_way().is_err().then(|| {
+            (self.core.make_way().is_err() && !self.core.is_forked()).then(|| {
                 left.iter().for_each(|handled| _ = self.core.run_in_place(handled));
                 Instant::now() + RETRY
             })
         };
         let mut deadlock = None;
-        let inside = frame::inside();
-        let sleeps = Sleeps { awaits: Awaits::Scope, goal: Some(Goal::Counted(pending, None)) };
-        if inside.is_empty() || cfg!(any(raddle_loom, raddle_shuttle)) {
-            // Models have no clock.
-            self.core.sleep(None, sleeps, &is_over, || pending.wait_until_idle(make_way));
-        } else {
-            self.core.sleep(None, sleeps, &is_over, || {
-                self.core.while_closing(&inside, pending, &is_over, |waiter| {
-                    let (mut looks, mut vain) = (Looks::new(), 0u32);
-                    if !self.core.has_workers() {
-                        // The first look takes place before this thread runs operations that the scope does not await.
-                        looks.look_now();
-                    }
-                    pending.wait_until_idle(|| {
-                        if let Some(cycle) = looks.look(waiter, || find_cycle(waiter, &inside, false)) {
-                            let blocked = blocked_members(waiter, &inside, pending);
-                            waiter.suspend(|| {
-                                let described = self.describe(cycle);
-                                if self.abandon(&blocked, &left) {
-                                    deadlock.get_or_insert(described);
-                                } else {
-                                    vain += 1;
-                                    // Logged once, after the second attempt, since the first may have failed only
-                                    // because a push was in progress.
-                                    if vain == 2 {
-                                        self.report(&described);
-                                    }
-                                }
-                            });
+        let goal = Some(Goal::Counted(pending, None));
+        self.core.sleep(None, Awaits::Scope, goal, &is_over, |waiter| {
+            let Some(waiter) = waiter else { return pending.wait_until_idle(make_way) };
+            let (mut looks, mut vain) = (Looks::new(), 0u32);
+            if !self.core.has_workers() {
+                // The first look takes place before this thread runs operations that the scope does not await.
+                looks.look_now();
+            }
+            pending.wait_until_idle(|| {
+                if let Some(cycle) = looks.look(waiter, || find_cycle(waiter, false)) {
+                    let blocked = blocked_members(waiter, pending);
+                    waiter.suspend(|| {
+                        let described = self.describe(cycle);
+                        if self.abandon(&blocked, &left) {
+                            deadlock.get_or_insert(described);
+                        } else {
+                            vain += 1;
+                            // Logged once, after the second attempt, since the first may have failed only because a
+                            // push was in progress.
+                            if vain == 2 {
+                                self.report(&described);
+                            }
                         }
-                        let again = if is_over() { None } else { waiter.suspend(make_way) };
-                        Some(again.map_or(looks.next(), |again| again.min(looks.next())))
                     });
-                });
+                }
+                let again = if is_over() { None } else { waiter.suspend(make_way) };
+                Some(again.map_or(looks.next(), |again| again.min(looks.next())))
             });
-        }
-        if self.core.is_forked() {
-            return Err(PushError::Forked.into());
-        }
+        });
+        self.core.live()?;
         self.group.take_failure()?;
         deadlock.map_or(Ok(()), |deadlock| Err(WaitError::WouldDeadlock(deadlock)))
     }
@@ -332,10 +317,8 @@ impl Scoped {
     /// Cancels the scope's operations that cannot start and counts them out of the scope: their functions are dropped,
     /// so the operations no longer use what they borrowed. Returns whether any operation was abandoned.
     fn abandon(&self, blocked: &[(NonNull<()>, Ticket)], left: &[Arc<Handled<()>>]) -> bool {
-        let members: Vec<_> = match &self.members {
-            Some(members) => lock(members).list.iter().chain(left).map(Arc::clone).collect(),
-            None => return false,
-        };
+        let (Ok(live), Some(members)) = (self.core.live(), &self.members) else { return false };
+        let members: Vec<_> = lock(members).list.iter().chain(left).map(Arc::clone).collect();
         // The operations around the scope may end before the abandoned operations' turns come.
         lock(&self.around).clear();
         let mut has_any = false;
@@ -346,7 +329,7 @@ impl Scoped {
             let abandon = |handled: &&Arc<Handled<()>>| {
                 let tell = |failure| handled.set(Err(failure)).into_iter().for_each(Wakers::wake);
                 let mut abandoned = false;
-                let run = || abandoned = handled.beside().abandon(self.core.failures(), tell);
+                let run = || abandoned = handled.beside().abandon(live.failures(), tell);
                 if let Err(payload) = panics::catch(|| frame::enter_after(&self.core, run)) {
                     panics::discard(payload);
                 }
@@ -370,7 +353,7 @@ impl Scoped {
     /// Removes the scope from dumps and frees the variables whose values were dropped. The scope must be over.
     pub(crate) fn free_variables(&self) {
         if self.is_listed {
-            self.core.sleepers.close_scope(NonNull::from(&self.group.pending));
+            waiters().close_scope(NonNull::from(&self.group.pending));
         }
         let emptied = std::mem::take(&mut *lock(&self.emptied));
         drop(emptied);

@@ -29,7 +29,7 @@ use crate::{
         future_task::POLL,
         task::{Task, flag},
     },
-    notify::waiters::IsOver,
+    notify::waiters::waiters,
     threads::shuffler::Shuffler,
     tracker::OpRef,
 };
@@ -62,12 +62,6 @@ impl Core {
         }
     }
 
-    /// Returns the shuffler, unless this is a forked child, which must not take the shuffler's locks.
-    #[inline]
-    fn shuffler(&self) -> Option<&Arc<Shuffler<Task>>> {
-        self.shuffler.as_ref().filter(|_| !self.is_forked())
-    }
-
     /// Returns the seed, if this engine shuffles.
     pub(crate) fn shuffle_seed(&self) -> Option<u64> {
         self.shuffler().map(|shuffler| shuffler.seed())
@@ -91,7 +85,7 @@ impl Core {
     /// Adds a ready operation to those to be drawn. Returns the operation if it must not be shuffled.
     #[inline]
     pub(super) fn shuffle(&self, op: OpRef<Task>) -> Option<OpRef<Task>> {
-        if self.shuffler.is_none() { Some(op) } else { self.shuffle_slowly(op) }
+        if self.shuffles() { self.shuffle_slowly(op) } else { Some(op) }
     }
 
     /// [`shuffle`](Self::shuffle) on an engine with a shuffler.
@@ -108,11 +102,11 @@ impl Core {
         None
     }
 
-    /// Calls `wait`, in which the calling thread waits for this engine; `is_over` returns whether the wait is over.
-    pub(super) fn wait_outside<R>(&self, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
-        match self.shuffler().filter(|_| !frame::in_program()) {
-            Some(shuffler) => shuffler.during(is_over, wait),
-            None => wait(),
+    /// Records, if the engine shuffles, that the calling thread, which runs no program code for an engine, is pushing or
+    /// has ended a wait.
+    pub(super) fn note_outside_activity(&self) {
+        if let Some(shuffler) = self.shuffler() {
+            shuffler.note_active();
         }
     }
 }
@@ -129,7 +123,7 @@ fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
         let waiting_since = *since.get_or_insert_with(Instant::now);
         let Some(core) = core.upgrade() else { return };
         let may_draw = if one_worker {
-            let is_still = shuffler.is_program_still() && core.is_still(was_still);
+            let is_still = shuffler.is_program_still(waiters().outside(core.engine())) && core.is_still(was_still);
             // A second check finds operations that became ready just after the first check.
             std::mem::replace(&mut was_still, is_still) && is_still
         } else {

@@ -107,16 +107,18 @@ impl Core {
         // An operation of another engine hands over its worker before waiting, since this engine may depend on that
         // worker. After the wait, the operation receives a worker again.
         let may_not_wait = wait::check_wait().is_err() || ready_loop::works_for(self) || self.threads.owns_thread();
-        if may_not_wait || self.make_way().is_err() { Err(ShutdownError::InsideOperation) } else { Ok(()) }
+        if !may_not_wait && self.make_way().is_ok() {
+            return Ok(());
+        }
+        self.live()?;
+        Err(ShutdownError::InsideOperation)
     }
 
     /// Waits until no operation is pending, and closes the engine. If the caller must not wait, returns an error, and
     /// the engine ends in the background.
     fn drain(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         debug_assert!(!self.is_open());
-        if self.is_forked() {
-            return Err(ShutdownError::Forked);
-        }
+        self.live()?;
         if let Err(error) = self.make_way_outside() {
             self.end_in_background();
             return Err(error);
@@ -150,8 +152,8 @@ impl Core {
     pub(crate) fn finish_shutdown_async(
         self: &Arc<Self>,
     ) -> impl Future<Output = Result<(), ShutdownError>> + Send + use<> {
-        let told = if self.is_forked() {
-            Err(ShutdownError::Forked)
+        let told = if let Err(forked) = self.live() {
+            Err(forked.into())
         } else if ready_loop::works_for(self) {
             self.end_in_background();
             Err(ShutdownError::InsideOperation)
@@ -172,7 +174,7 @@ impl Core {
         // those workers.
         self.threads.cancel_stop(|| self.gpus.end());
         drop(self.threads.aside().take());
-        let failure = self.failures.to_warn_of();
+        let failure = self.live().ok().and_then(|live| live.failures().to_warn_of());
         let failure = match (failure, deadline) {
             // Running the logger, or formatting the error that it prints, may take longer than the deadline allows.
             (Some(failure), Some(_)) => {
@@ -186,12 +188,12 @@ impl Core {
         if let Some(failure) = failure {
             self.warn(failure);
         }
-        self.recording.iter().for_each(|recording| recording.end());
+        self.recording().into_iter().for_each(|recording| recording.end());
     }
 
     /// Ends the threads of an engine whose workers could not all be started.
     pub(crate) fn end_unstarted(&self) {
-        self.recording.iter().for_each(|recording| recording.end());
+        self.recording().into_iter().for_each(|recording| recording.end());
         self.threads.end();
         // The join cannot time out, since there is no deadline.
         let _ = self.threads.join(None);
@@ -246,12 +248,13 @@ impl Future for AsyncShutdown {
     type Output = Result<(), ShutdownError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.core.is_forked() {
-            return Poll::Ready(Err(ShutdownError::Forked));
+        if self.told.is_ok() {
+            Core::catch_up();
         }
+        // Checked last, since a deferred operation run on this thread may have forked the process.
+        self.core.live()?;
         match &mut self.told {
             Ok(waiter) => {
-                Core::catch_up();
                 // The shutdown has no failure of its own.
                 waiter.poll_shared(cx.waker()).map(|_| Ok(()))
             }

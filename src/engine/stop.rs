@@ -24,7 +24,7 @@ use crate::{
     system::panics,
     threads::{
         aside::{Laid, Stopped},
-        pool::BoxedWorker,
+        thread_pool::BoxedWorker,
     },
     tracker::OpRef,
     values::kind::EngineKind,
@@ -33,9 +33,7 @@ use crate::{
 impl Core {
     /// Ends the threads of all workers once no function is running. Operations that have not started remain pending.
     pub(crate) fn stop(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
-        if self.is_forked() {
-            return Err(ShutdownError::Forked);
-        }
+        self.live()?;
         self.make_way_outside()?;
         let stopped = self.stop_from_outside(deadline);
         regain_worker(deadline);

@@ -43,9 +43,7 @@ impl Core {
         location: &'static Location<'static>,
         f: impl FnOnce(&Call<'_>) + Send + 'static,
     ) -> Result<(), PushError> {
-        if self.is_forked() {
-            return Err(PushError::Forked);
-        }
+        self.live()?;
         // A deletion has the highest priority, since it frees memory.
         let flags = flag::EAGER | flag::NO_SKIP | flag::SILENT;
         let spec = Spec::internal("delete_variable", i32::MAX, flags).passing_closed();
@@ -75,7 +73,7 @@ impl Core {
                     (Err(payload), Ok(())) | (Ok(()), Err(payload)) => resume_unwind(payload),
                     (Err(first), Err(second)) => {
                         // Both panics are reported.
-                        cx.op().task().failed_by_panic(first).record(&cx.core().failures);
+                        cx.core().record_failure(&cx.op().task().failed_by_panic(first));
                         resume_unwind(second);
                     }
                 }

@@ -32,14 +32,12 @@ use crate::{
     error::{
         deadlock::{Awaited, Deadlock},
         op::{Cause, OpError},
-        push::PushError,
         wait::WaitError,
     },
     notify::{
         oneshot::Oneshot,
         pending::{PendingOps, PendingWait, Waited},
-        sleepers::{Awaits, Sleeps},
-        waiters::{Goal, IsOver},
+        waiters::{Awaits, BlockingWait, Goal, IsOver, Kind, ListedWaiter, waiters},
     },
     values::name::Name,
 };
@@ -108,9 +106,7 @@ impl Core {
     /// Returns an error if the calling thread must not wait for this engine.
     #[inline]
     pub(crate) fn check_wait(&self) -> Result<(), WaitError> {
-        if self.is_forked() {
-            return Err(PushError::Forked.into());
-        }
+        self.live()?;
         check_wait()
     }
 
@@ -167,10 +163,8 @@ impl Core {
         }
         Self::check_held_back(handled)?;
         if !is_claimed && deadline.is_none() && self.run_in_place(handled) {
-            if self.is_forked() {
-                // The operation has forked the process, and this is the child.
-                return Err(PushError::Forked.into());
-            }
+            // The operation may have forked the process.
+            self.live()?;
             if let Some(result) = Oneshot::take_from(handled) {
                 return result;
             }
@@ -198,11 +192,7 @@ impl Core {
     ) -> Result<R, WaitError> {
         self.check_wait()?;
         if let (None, Some(target)) = (deadline, &target) {
-            self.run_leading(|| oneshot.is_done(), &target.goal());
-            if self.is_forked() {
-                // An operation run on this thread has forked the process, and this is the child.
-                return Err(PushError::Forked.into());
-            }
+            self.run_leading(|| oneshot.is_done(), &target.goal())?;
         }
         if oneshot.is_done() {
             return wait(oneshot, deadline);
@@ -212,50 +202,60 @@ impl Core {
             self.check_before_others(target.goal(), Some(target.describe), &is_over)?;
         }
         self.make_way()?;
-        if self.is_forked() {
-            // A deferred operation run on this thread has forked the process, and this is the child.
-            return Err(PushError::Forked.into());
-        }
         let goal = target.as_ref().map(Target::goal);
-        self.sleep(deadline, Sleeps { awaits: Awaits::Operation, goal }, &is_over, || match &target {
-            Some(target) => {
-                let wait = |until| wait(oneshot, until);
-                self.wait_watching(target.goal(), Some(target.describe), &is_over, deadline, wait)
-            }
-            None => wait(oneshot, deadline),
+        let describe = target.as_ref().map(|target| target.describe);
+        self.sleep(deadline, Awaits::Operation, goal, &is_over, |waiter| {
+            self.wait_watching(waiter, describe, deadline, |until| wait(oneshot, until))
         })
     }
 
-    /// Calls `wait`, in which the calling thread sleeps until `is_over` returns `true` or `deadline` passes. Then, if
-    /// the thread has [handed over its worker](Self::make_way), [waits for another](regain_worker).
+    /// Calls `wait` as [`sleep_listed`](Self::sleep_listed) does. The calling thread sleeps in that call until
+    /// `is_over` returns `true` or `deadline` passes. Then, if the thread has [handed over its
+    /// worker](Self::make_way), [waits for another](regain_worker).
     pub(super) fn sleep<R>(
         &self,
         deadline: Option<Instant>,
-        sleeps: Sleeps<'_>,
+        awaits: Awaits,
+        goal: Option<Goal<'_>>,
         is_over: &IsOver<'_>,
-        wait: impl FnOnce() -> R,
+        wait: impl FnOnce(Option<&ListedWaiter<'_>>) -> R,
     ) -> R {
+        let kind = match deadline {
+            _ if awaits == Awaits::Scope => Kind::Closing,
+            Some(_) => Kind::Timed,
+            None => Kind::Refusable,
+        };
         let waits = room::stop_running();
-        let result = self.wait_outside(is_over, || self.sleep_listed(sleeps, Instant::now(), is_over, wait));
+        let result = self.sleep_listed(kind, awaits, goal, Instant::now(), is_over, wait);
         drop(waits);
         regain_worker(deadline);
         result
     }
 
-    /// Calls `wait`, in which the calling thread sleeps. During the call, dumps show the thread as asleep since
-    /// `since`.
+    /// Calls `wait`, in which the calling thread sleeps, and which receives the thread's entry among the [`waiters`] if
+    /// the wait could be part of a cycle. During the call, dumps show the thread as asleep since `since`.
     pub(super) fn sleep_listed<R>(
         &self,
-        sleeps: Sleeps<'_>,
+        kind: Kind,
+        awaits: Awaits,
+        goal: Option<Goal<'_>>,
         since: Instant,
         is_over: &IsOver<'_>,
-        wait: impl FnOnce() -> R,
+        wait: impl FnOnce(Option<&ListedWaiter<'_>>) -> R,
     ) -> R {
         if cfg!(any(raddle_loom, raddle_shuttle)) {
-            // Models have no dumps.
-            return wait();
+            // Models have neither dumps nor a clock.
+            return wait(None);
         }
-        self.sleepers.during(frame::running_ops(), sleeps, since, is_over, wait)
+        let (engine, inside, is_outside) = (self.engine(), &frame::inside(), !frame::in_program());
+        waiters().during(BlockingWait { engine, inside, is_outside, kind, awaits, goal, since, is_over }, |waiter| {
+            let result = wait(Some(waiter).filter(|waiter| waiter.is_watched()));
+            // Noted while the thread is listed, so that the program never seems still in between.
+            if is_outside {
+                self.note_outside_activity();
+            }
+            result
+        })
     }
 
     /// Runs the calling thread's deferred work, for every engine. A caller that waits or checks whether an operation is
@@ -299,9 +299,10 @@ impl Core {
     }
 
     /// Prepares the calling thread for a wait: [catches up](Self::catch_up) and hands over its worker to another
-    /// thread.
+    /// thread. Returns an error if that is impossible, or if a deferred operation run here has forked the process.
     pub(super) fn make_way(&self) -> Result<(), WaitError> {
         Self::catch_up();
+        self.live()?;
         worker_thread::yield_worker()?;
         self.threads.wake_yielded();
         Ok(())
@@ -314,10 +315,6 @@ impl Core {
             return Err(Self::would_deadlock(Awaited::All));
         }
         self.make_way()?;
-        if self.is_forked() {
-            // A deferred operation run on this thread has forked the process, and this is the child.
-            return Err(PushError::Forked.into());
-        }
         let covered = self.pending.begin();
         self.wait_counted(Awaits::All, &self.pending, &covered, deadline)?;
         self.first_unreported()
@@ -337,9 +334,7 @@ impl Core {
             Waited::TimedOut => Err(WaitError::TimedOut),
         };
         let goal = Goal::Counted(pending, Some(covered));
-        self.sleep(deadline, Sleeps { awaits, goal: Some(goal) }, &is_over, || {
-            self.wait_watching(goal, None, &is_over, deadline, wait)
-        })
+        self.sleep(deadline, awaits, Some(goal), &is_over, |waiter| self.wait_watching(waiter, None, deadline, wait))
     }
 
     /// [`wait_for_all`](Self::wait_for_all) as a future. It covers the operations pushed before this call.
@@ -356,20 +351,13 @@ impl Core {
         let is_over = || group.pending.is_over(&covered);
         let goal = Goal::Counted(&group.pending, Some(&covered));
         if deadline.is_none() {
-            self.run_leading(is_over, &goal);
-        }
-        if self.is_forked() {
-            // An operation run on this thread has forked the process, and this is the child.
-            return Err(PushError::Forked.into());
+            self.run_leading(is_over, &goal)?;
         }
         if !is_over() {
             if deadline.is_none() {
                 self.check_before_others(goal, None, &is_over)?;
             }
             self.make_way()?;
-            if self.is_forked() {
-                return Err(PushError::Forked.into());
-            }
         }
         self.wait_counted(Awaits::Group, &group.pending, &covered, deadline)?;
         group.take_failure()
@@ -393,10 +381,7 @@ impl Core {
 
     /// Returns the earliest unreported failure as an error, and counts it as reported from then on.
     fn first_unreported(&self) -> Result<(), WaitError> {
-        match self.failures.take() {
-            Some(failure) => Err(failure.into()),
-            None => Ok(()),
-        }
+        self.live()?.failures().take().map_or(Ok(()), |failure| Err(failure.into()))
     }
 }
 
@@ -454,14 +439,14 @@ impl<C: Counted> Future for CountedWait<C> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { core, mark, counted } = &mut *self;
-        if core.is_forked() {
-            return Poll::Ready(Err(PushError::Forked.into()));
-        }
+        core.live()?;
         let mark = match mark {
             Ok(mark) => mark,
             Err(error) => return Poll::Ready(Err(error.clone())),
         };
         Core::catch_up_and_go_on();
+        // A deferred operation run on this thread may have forked the process.
+        core.live()?;
         counted.pending(core).poll(mark, cx.waker()).map(|()| counted.result(core))
     }
 }

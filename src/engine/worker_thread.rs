@@ -13,7 +13,7 @@ use crate::{
     scheduler::{Lane, Worker},
     sync::thread_static,
     system::{panics, topology},
-    threads::pool::{BoxedWorker, Ended, disown_thread},
+    threads::thread_pool::{BoxedWorker, Ended, disown_thread},
     trace::event::Place,
     tracker::OpRef,
     values::kind::Placement,

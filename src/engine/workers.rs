@@ -20,7 +20,7 @@ use crate::{
     error::build::BuildError,
     sync::mpsc,
     system::{panics, topology},
-    threads::pool::{BoxedWorker, Ended},
+    threads::thread_pool::{BoxedWorker, Ended},
     tracker::ReadyList,
     values::kind::Placement,
 };
@@ -200,7 +200,7 @@ fn execute_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut 
 mod tests {
     use std::time::{Duration, Instant};
 
-    use crate::{Engine, EngineKind, threads::pool::MANY_ENDED};
+    use crate::{Engine, EngineKind, threads::thread_pool::MANY_ENDED};
 
     /// Waits for an operation that nests `depth` further waits, during each of which another thread runs the worker.
     /// Returns the number of waits.

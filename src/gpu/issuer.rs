@@ -46,7 +46,7 @@ use crate::{
     scheduler::Worker,
     sync::lock,
     system::panics,
-    threads::pool::{BoxedWorker, Ended},
+    threads::thread_pool::{BoxedWorker, Ended},
     trace::event::Outcome,
     tracker::{self, Hold, Op, OpRef, ReadyList},
     values::device::Device,

@@ -18,7 +18,7 @@ use crate::{
     error::push::PushError,
     sync::{Ordering::Relaxed, lock},
     system::panics,
-    threads::pool::BoxedWorker,
+    threads::thread_pool::BoxedWorker,
     values::{device::Device, property::Property},
 };
 

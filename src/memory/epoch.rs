@@ -40,17 +40,17 @@ mod real {
 
     /// A thread's handle to the collector, from the thread's first pin on. This type has no drop glue, so an access to
     /// the thread-local reads only one word.
-    struct Place(UnsafeCell<Option<ManuallyDrop<LocalHandle>>>);
+    struct LocalPlace(UnsafeCell<Option<ManuallyDrop<LocalHandle>>>);
 
     /// Drops the thread's handle when the thread ends.
-    struct Owner;
+    struct HandleOwner;
 
     std::thread_local! {
-        static PLACE: Place = const { Place(UnsafeCell::new(None)) };
-        static OWNER: Owner = const { Owner };
+        static PLACE: LocalPlace = const { LocalPlace(UnsafeCell::new(None)) };
+        static OWNER: HandleOwner = const { HandleOwner };
     }
 
-    impl Place {
+    impl LocalPlace {
         fn replace(&self, handle: Option<LocalHandle>) -> Option<ManuallyDrop<LocalHandle>> {
             // SAFETY: only this thread uses the cell, and no reference into it is kept.
             let place = unsafe { &mut *self.0.get() };
@@ -58,7 +58,7 @@ mod real {
         }
     }
 
-    impl Drop for Owner {
+    impl Drop for HandleOwner {
         fn drop(&mut self) {
             // The handle is moved out of the cell first, since its drop may run retired closures.
             let handle = PLACE.with(|place| place.replace(None));
@@ -221,22 +221,22 @@ mod model {
         }
     }
 
-    type Job = Box<dyn FnOnce() + Send>;
+    type Reclaim = Box<dyn FnOnce() + Send>;
 
     #[derive(Default)]
-    struct Registry {
+    struct ModelRegistry {
         guards_so_far: u64,
         /// The numbers of the guards that exist.
         pinned: Vec<u64>,
         /// The retired objects, each with the guards that existed when it was retired and still exist.
-        limbo: Vec<(Vec<u64>, Job)>,
+        limbo: Vec<(Vec<u64>, Reclaim)>,
     }
 
     /// The registry, and the atomics that show its happens-before edges to the model checker.
     #[derive(Default)]
     struct Epoch {
         /// A `std` mutex, since the lock must not add happens-before edges that crossbeam-epoch does not have.
-        registry: Mutex<Registry>,
+        registry: Mutex<ModelRegistry>,
         /// Released by threads that retire, acquired by threads that pin or reclaim.
         retired: AtomicUsize,
         /// Released by threads that drop a guard for which an object waits, acquired by threads that reclaim.
@@ -323,7 +323,7 @@ mod model {
                     let job = SendBox(reclaim);
                     let job: Box<dyn FnOnce() + Send + '_> = Box::new(move || job.call());
                     // SAFETY: by (2), everything that `reclaim` refers to lives until it has run.
-                    let job = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Job>(job) };
+                    let job = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Reclaim>(job) };
                     // Release: pairs with `pin` and with the drop of a guard that reclaims. A read-modify-write, so
                     // each `retire` continues the release sequences of the others.
                     epoch().retired.fetch_add(0, Release);
@@ -356,7 +356,8 @@ mod model {
                 // A drop and a `retire` do not commute.
                 #[cfg(raddle_shuttle)]
                 last(&epoch().retired, Relaxed);
-                let waited_for = |registry: &Registry| registry.limbo.iter().any(|(guards, _)| guards.contains(&guard));
+                let waited_for =
+                    |registry: &ModelRegistry| registry.limbo.iter().any(|(guards, _)| guards.contains(&guard));
                 let is_needed = FLAVOUR.get() == Flavour::ContractForReaders;
                 if is_needed || waited_for(&epoch().registry.lock().unwrap()) {
                     // Release: pairs with the drop of the guard that reclaims.

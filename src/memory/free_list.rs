@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// An element of a [`Stack`].
+/// An element of a [`BatchStack`].
 pub trait Node: Sized {
     /// Returns the word that links the node to the next one in the stack. It must always be an atomic pointer: a slow
     /// pop may still read it after the node has been put to use again.
@@ -39,17 +39,17 @@ pub trait Node: Sized {
 
 /// A lock-free stack of unused nodes.
 #[derive(Debug)]
-pub struct Stack<N> {
+pub struct BatchStack<N> {
     pub(crate) head: AtomicPtr<N>,
 }
 
-impl<N> Default for Stack<N> {
+impl<N> Default for BatchStack<N> {
     fn default() -> Self {
         Self { head: AtomicPtr::new(null_mut()) }
     }
 }
 
-impl<N: Node> Stack<N> {
+impl<N: Node> BatchStack<N> {
     /// Pushes `node`.
     ///
     /// # Safety

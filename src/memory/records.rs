@@ -37,7 +37,7 @@ use super::epoch::Stamp;
 use super::registry;
 use super::{
     epoch,
-    free_list::{Node, Stack},
+    free_list::{BatchStack, Node},
 };
 use crate::sync::{
     Ordering::Relaxed,
@@ -49,7 +49,7 @@ use crate::sync::{
 
 /// The size of a record in bytes: the head, the accesses and the task. These are five cache lines, of which an
 /// operation with a small function uses two if it has one access, and four if it has four accesses.
-pub(super) const SIZE: usize = if MODEL { size_of::<List>() } else { 320 };
+pub(super) const SIZE: usize = if MODEL { size_of::<RecordList>() } else { 320 };
 pub(super) const ALIGN: usize = 64;
 
 const MODEL: bool = cfg!(any(raddle_loom, raddle_shuttle));
@@ -77,16 +77,16 @@ const AHEAD: usize = 4;
 const LINES: [usize; 4] = [0, 64, 128, 192];
 
 /// A record, as the pool sees it.
-pub(super) type Record = NonNull<List>;
+pub(super) type Record = NonNull<RecordList>;
 
-type Slot = UnsafeCell<MaybeUninit<Record>>;
+type RecordSlot = UnsafeCell<MaybeUninit<Record>>;
 
 /// A list of records, stored in a free record.
 #[repr(C)]
-pub struct List {
+pub struct RecordList {
     /// The next list on the stack.
-    next: AtomicPtr<List>,
-    slots: [Slot; CAPACITY],
+    next: AtomicPtr<RecordList>,
+    slots: [RecordSlot; CAPACITY],
     /// Written by the record's user.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     contents: UnsafeCell<usize>,
@@ -94,21 +94,21 @@ pub struct List {
     stamp: Stamp,
 }
 
-const _: () = assert!(size_of::<List>() <= SIZE && align_of::<List>() <= ALIGN);
+const _: () = assert!(size_of::<RecordList>() <= SIZE && align_of::<RecordList>() <= ALIGN);
 
-impl List {
+impl RecordList {
     /// Returns slot `at` of `list`.
     ///
     /// # Safety
     /// 1. The record is not freed while the reference is used.
     /// 2. `at` is below [`CAPACITY`].
     #[inline]
-    unsafe fn slot<'l>(list: NonNull<Self>, at: usize) -> &'l Slot {
+    unsafe fn slot<'l>(list: NonNull<Self>, at: usize) -> &'l RecordSlot {
         debug_assert!(at < CAPACITY);
         // SAFETY: by (1) the field is in bounds; only its address is computed.
         let slots = unsafe { &raw const (*list.as_ptr()).slots };
         // SAFETY: (2).
-        let slot = unsafe { slots.cast::<Slot>().add(at) };
+        let slot = unsafe { slots.cast::<RecordSlot>().add(at) };
         // SAFETY: (1). A slot may hold any bytes.
         unsafe { &*slot }
     }
@@ -142,7 +142,7 @@ impl List {
     }
 }
 
-impl Node for List {
+impl Node for RecordList {
     unsafe fn next<'n>(list: NonNull<Self>) -> &'n AtomicPtr<Self> {
         #[cfg(any(raddle_loom, raddle_shuttle))]
         // SAFETY: the memory of a record is kept until the interleaving ends.
@@ -157,11 +157,11 @@ impl Node for List {
 /// A thread's cache of records. This type has no drop glue, so an access to the thread-local needs no check.
 struct Cache {
     /// The list from which records are taken, or null.
-    free: Cell<*mut List>,
+    free: Cell<*mut RecordList>,
     /// The number of records left on `free`, not counting the one that stores the list. Zero if there is no list.
     free_len: Cell<usize>,
     /// The list of the thread's retired records, or null.
-    retired: Cell<*mut List>,
+    retired: Cell<*mut RecordList>,
     /// The number of records on `retired`, or `CAPACITY` if there is no list.
     retired_len: Cell<usize>,
     /// The number of batches in the thread's crossbeam-epoch bag.
@@ -188,12 +188,12 @@ impl Cache {
         let mut later = null_mut();
         if len >= AHEAD {
             // SAFETY: the thread owns the list, whose first `free_len` slots are set.
-            let ahead = unsafe { List::get(list, len - AHEAD) };
+            let ahead = unsafe { RecordList::get(list, len - AHEAD) };
             prefetch(ahead);
             later = ahead.as_ptr();
         }
         // SAFETY: the thread owns the list, whose first `free_len` slots are set.
-        Some(Taken { record: unsafe { List::get(list, len) }, later })
+        Some(Taken { record: unsafe { RecordList::get(list, len) }, later })
     }
 
     /// Takes the list itself, the last record, if there is one.
@@ -222,7 +222,7 @@ impl Cache {
         // SAFETY: the list is not null, since `retired_len` is below `CAPACITY`.
         let list = unsafe { NonNull::new_unchecked(self.retired.get()) };
         // SAFETY: the thread owns the list, and `len` is below `CAPACITY`.
-        unsafe { List::set(list, len, record) };
+        unsafe { RecordList::set(list, len, record) };
         self.retired_len.set(len + 1);
         true
     }
@@ -238,7 +238,7 @@ impl Cache {
     }
 
     /// Empties the cache. Returns its lists, and how many records they have.
-    fn clear(&self) -> [(*mut List, usize); 2] {
+    fn clear(&self) -> [(*mut RecordList, usize); 2] {
         self.bag_len.set(0);
         [
             (self.free.replace(null_mut()), self.free_len.replace(0)),
@@ -262,7 +262,7 @@ pub(super) struct Taken {
     /// The record that the thread is going to take [`AHEAD`] records later, or null if that is not known. It may only be
     /// prefetched.
     #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
-    pub(super) later: *mut List,
+    pub(super) later: *mut RecordList,
 }
 
 /// Whether a retired batch is the last one for the thread's bag, which must then be flushed.
@@ -277,17 +277,17 @@ thread_static! {
 
 /// Empties the thread's cache when the thread ends.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-struct Owner;
+struct CacheOwner;
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-impl Drop for Owner {
+impl Drop for CacheOwner {
     fn drop(&mut self) {
         CACHE.with(Cache::end);
     }
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-std::thread_local!(static OWNER: Owner = const { Owner });
+std::thread_local!(static OWNER: CacheOwner = const { CacheOwner });
 
 /// Returns whether the thread may keep lists in its cache, which is so until the thread is ending.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -304,13 +304,13 @@ fn may_keep() -> bool {
 /// The state shared by all threads.
 #[cfg_attr(any(raddle_loom, raddle_shuttle), derive(Default))]
 struct Depot {
-    batches: Stack<List>,
+    batches: BatchStack<RecordList>,
     /// The approximate number of batches on the stack.
     kept: AtomicUsize,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-static DEPOT: Depot = Depot { batches: Stack { head: AtomicPtr::new(null_mut()) }, kept: AtomicUsize::new(0) };
+static DEPOT: Depot = Depot { batches: BatchStack { head: AtomicPtr::new(null_mut()) }, kept: AtomicUsize::new(0) };
 #[cfg(raddle_loom)]
 loom::lazy_static! {
     static ref DEPOT: Depot = Depot::default();
@@ -334,7 +334,7 @@ fn new() -> Record {
     // SAFETY: the size is above zero.
     let record = unsafe { super::pool::raw(LAYOUT) };
     // SAFETY: the record is large and aligned enough for the word, and no other thread knows it.
-    unsafe { record.cast::<AtomicPtr<List>>().write(AtomicPtr::new(null_mut())) };
+    unsafe { record.cast::<AtomicPtr<RecordList>>().write(AtomicPtr::new(null_mut())) };
     registry::add(record);
     record.cast()
 }
@@ -373,11 +373,11 @@ fn refill() -> Taken {
         hint::prefetch_write(list.as_ptr().wrapping_byte_add(64 * line));
     }
     // SAFETY: a list on the stack is full, and this thread owns it now.
-    let record = unsafe { List::get(list, CAPACITY - 1) };
+    let record = unsafe { RecordList::get(list, CAPACITY - 1) };
     let left = CAPACITY - 1;
     for at in (0..left).rev().take(AHEAD) {
         // SAFETY: a list on the stack is full, and this thread owns it now.
-        prefetch(unsafe { List::get(list, at) });
+        prefetch(unsafe { RecordList::get(list, at) });
     }
     if may_keep() {
         CACHE.with(|cache| cache.open(list, left));
@@ -454,7 +454,7 @@ fn free_later(list: Record, len: usize) {
 fn free_all(list: Record, len: usize) {
     for at in 0..len {
         // SAFETY: the caller owns the list, whose first `len` slots are set.
-        free(unsafe { List::get(list, at) });
+        free(unsafe { RecordList::get(list, at) });
     }
     free(list);
 }
@@ -485,7 +485,7 @@ mod model {
     use super::*;
 
     pub(super) fn new() -> Record {
-        let list = List {
+        let list = RecordList {
             next: AtomicPtr::new(null_mut()),
             slots: std::array::from_fn(|_| UnsafeCell::new(MaybeUninit::uninit())),
             contents: UnsafeCell::new(0),

@@ -7,6 +7,5 @@ pub(crate) mod family_count;
 pub(crate) mod oneshot;
 pub(crate) mod pending;
 pub(crate) mod poll_state;
-pub(crate) mod sleepers;
 pub(crate) mod waiters;
 pub(crate) mod wakers;

@@ -17,7 +17,7 @@ use crate::{
 };
 
 #[derive(Debug)]
-enum State<R> {
+enum OneshotState<R> {
     /// There is no result yet, and no thread has begun to wait for it. The field holds the waiting futures.
     Pending(Waiting),
     /// As `Pending`, but threads may be waiting. A state of its own, since a notification costs a system call even if no
@@ -29,7 +29,7 @@ enum State<R> {
     Ignored,
 }
 
-impl<R> State<R> {
+impl<R> OneshotState<R> {
     fn is_pending(&self) -> bool {
         matches!(self, Self::Pending(_) | Self::Awaited(_))
     }
@@ -58,7 +58,7 @@ impl<R> State<R> {
     }
 }
 
-impl State<()> {
+impl OneshotState<()> {
     fn share(&mut self) -> Result<(), NoValue> {
         match self {
             Self::Done(result) => result.clone().map_err(NoValue::Failed),
@@ -69,7 +69,7 @@ impl State<()> {
 }
 
 /// A function that takes or copies the result from a state that is not pending.
-type Get<R> = fn(&mut State<R>) -> Result<R, NoValue>;
+type Get<R> = fn(&mut OneshotState<R>) -> Result<R, NoValue>;
 
 /// Why there is no value. The reason becomes a `WaitError` only after the lock is released: the conversion marks the
 /// failure as reported, which may drop other failures and so run program code.
@@ -91,7 +91,7 @@ impl From<NoValue> for WaitError {
 /// beside it in the same allocation.
 #[derive(Debug)]
 pub struct Oneshot<R, T: ?Sized = ()> {
-    state: Mutex<State<R>>,
+    state: Mutex<OneshotState<R>>,
     done: Condvar,
     beside: T,
 }
@@ -108,14 +108,14 @@ impl<R, T> Oneshot<R, T> {
     /// Creates a oneshot without a result, with `beside` in the same allocation.
     #[must_use]
     pub fn with(beside: T) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State::Pending(Waiting::default())), done: Condvar::new(), beside })
+        Arc::new(Self { state: Mutex::new(OneshotState::Pending(Waiting::default())), done: Condvar::new(), beside })
     }
 
     /// Returns the result if it has been set and not taken.
     pub fn into_result(self) -> Option<Result<R, OpError>> {
         match self.state.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            State::Done(result) => Some(result),
-            State::Pending(_) | State::Awaited(_) | State::Taken | State::Ignored => None,
+            OneshotState::Done(result) => Some(result),
+            OneshotState::Pending(_) | OneshotState::Awaited(_) | OneshotState::Taken | OneshotState::Ignored => None,
         }
     }
 }
@@ -132,21 +132,21 @@ impl<R, T: ?Sized> Oneshot<R, T> {
     #[must_use = "futures wait to be woken"]
     pub fn set(&self, result: Result<R, OpError>) -> Option<Wakers> {
         let mut state = lock(&self.state);
-        let is_awaited = matches!(*state, State::Awaited(_));
+        let is_awaited = matches!(*state, OneshotState::Awaited(_));
         let wakers = match &mut *state {
-            State::Pending(waiting) | State::Awaited(waiting) => waiting.take_up_to(u64::MAX),
-            State::Ignored => {
+            OneshotState::Pending(waiting) | OneshotState::Awaited(waiting) => waiting.take_up_to(u64::MAX),
+            OneshotState::Ignored => {
                 drop(state);
                 if let Err(failure) = &result {
                     failure.mark_reported();
                 }
                 // The result stays here, so that the owner of the last reference to the oneshot drops it.
-                *lock(&self.state) = State::Done(result);
+                *lock(&self.state) = OneshotState::Done(result);
                 return None;
             }
-            State::Done(_) | State::Taken => return None,
+            OneshotState::Done(_) | OneshotState::Taken => return None,
         };
-        *state = State::Done(result);
+        *state = OneshotState::Done(result);
         drop(state);
         if is_awaited && !removed(step::RESULT_WAKES_THREADS) {
             self.done.notify_all();
@@ -158,23 +158,23 @@ impl<R, T: ?Sized> Oneshot<R, T> {
     /// before and has not been taken.
     pub fn ignore(&self) -> Option<Result<R, OpError>> {
         let mut state = lock(&self.state);
-        let is_set = matches!(*state, State::Done(_) | State::Taken);
-        let before = std::mem::replace(&mut *state, if is_set { State::Taken } else { State::Ignored });
+        let is_set = matches!(*state, OneshotState::Done(_) | OneshotState::Taken);
+        let before = std::mem::replace(&mut *state, if is_set { OneshotState::Taken } else { OneshotState::Ignored });
         // The lock is released before the wakers in the old state are dropped, since their drops may run program code.
         drop(state);
         match before {
-            State::Done(result) => Some(result),
-            State::Pending(_) | State::Awaited(_) | State::Taken | State::Ignored => None,
+            OneshotState::Done(result) => Some(result),
+            OneshotState::Pending(_) | OneshotState::Awaited(_) | OneshotState::Taken | OneshotState::Ignored => None,
         }
     }
 
     /// Records that the result will not be taken: a result set later is dropped by the call that sets it. Returns the
     /// result if it was set before and has not been taken.
     pub fn abandon(&self) -> Option<Result<R, OpError>> {
-        let before = std::mem::replace(&mut *lock(&self.state), State::Taken);
+        let before = std::mem::replace(&mut *lock(&self.state), OneshotState::Taken);
         match before {
-            State::Done(result) => Some(result),
-            State::Pending(_) | State::Awaited(_) | State::Taken | State::Ignored => None,
+            OneshotState::Done(result) => Some(result),
+            OneshotState::Pending(_) | OneshotState::Awaited(_) | OneshotState::Taken | OneshotState::Ignored => None,
         }
     }
 
@@ -209,7 +209,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
 
     /// Takes the result, waiting for it until `deadline` at the latest.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<R, WaitError> {
-        self.wait_for(deadline, State::take)
+        self.wait_for(deadline, OneshotState::take)
     }
 
     fn wait_for(&self, deadline: Option<Instant>, get: Get<R>) -> Result<R, WaitError> {
@@ -230,7 +230,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
 impl<T: ?Sized> Oneshot<(), T> {
     /// Waits like [`wait`](Self::wait), but leaves the result for other waiters.
     pub fn wait_shared(&self, deadline: Option<Instant>) -> Result<(), WaitError> {
-        self.wait_for(deadline, State::share)
+        self.wait_for(deadline, OneshotState::share)
     }
 }
 
@@ -259,7 +259,7 @@ impl<R, T: ?Sized> Waiter<R, T> {
 
     /// Takes the result, or registers the waker.
     pub fn poll(&mut self, waker: &Waker) -> Poll<Result<R, WaitError>> {
-        self.poll_for(waker, State::take)
+        self.poll_for(waker, OneshotState::take)
     }
 
     fn poll_for(&mut self, waker: &Waker, get: Get<R>) -> Poll<Result<R, WaitError>> {
@@ -271,15 +271,15 @@ impl<R, T: ?Sized> Waiter<R, T> {
 impl<T: ?Sized> Waiter<(), T> {
     /// Polls like [`poll`](Self::poll), but leaves the result for other waiters.
     pub fn poll_shared(&mut self, waker: &Waker) -> Poll<Result<(), WaitError>> {
-        self.poll_for(waker, State::share)
+        self.poll_for(waker, OneshotState::share)
     }
 }
 
 impl<R, T: ?Sized> Drop for Waiter<R, T> {
     fn drop(&mut self) {
         wakers::leave(&self.oneshot.state, &mut self.key, |state| match state {
-            State::Pending(waiting) | State::Awaited(waiting) => Some(waiting),
-            State::Done(_) | State::Taken | State::Ignored => None,
+            OneshotState::Pending(waiting) | OneshotState::Awaited(waiting) => Some(waiting),
+            OneshotState::Done(_) | OneshotState::Taken | OneshotState::Ignored => None,
         });
     }
 }

@@ -112,7 +112,7 @@ struct Shard<W> {
     left: CachePadded<W>,
 }
 
-type Words = [AtomicU64; INLINE];
+type ShardWords = [AtomicU64; INLINE];
 
 /// Generations beyond those in [`PendingOps`] itself.
 #[derive(Debug)]
@@ -132,7 +132,7 @@ impl Chunk {
 
 /// The state that the lock protects.
 #[derive(Debug)]
-struct State {
+struct PendingState {
     /// Generations that may be opened. The lowest is taken first, so generations in chunks are used only while needed.
     free: BTreeSet<usize>,
     /// For each generation, the number of the last closing after which it had to drain, or 0.
@@ -153,7 +153,7 @@ struct State {
     left: u64,
 }
 
-impl State {
+impl PendingState {
     /// Returns the highest closing number for which the waits that depend on it, or on a lower number, are over.
     fn over(&self) -> u64 {
         self.draining.first().map_or(self.last, |&first| first - 1)
@@ -194,10 +194,10 @@ pub enum Waited {
 #[derive(Debug)]
 pub struct PendingOps {
     current: CachePadded<AtomicUsize>,
-    shards: Box<[Shard<Words>]>,
-    rest: Words,
+    shards: Box<[Shard<ShardWords>]>,
+    rest: ShardWords,
     chunks: [OnceLock<Box<Chunk>>; CHUNKS],
-    state: Mutex<State>,
+    state: Mutex<PendingState>,
     drained: Condvar,
     /// The number of pending operations at which no room is left.
     limit: AtomicU64,
@@ -234,7 +234,7 @@ impl PendingOps {
                 .collect(),
             rest: std::array::from_fn(|_| AtomicU64::new(ZERO)),
             chunks: std::array::from_fn(|_| OnceLock::new()),
-            state: Mutex::new(State {
+            state: Mutex::new(PendingState {
                 free: (1..INLINE).collect(),
                 numbers: vec![0; INLINE],
                 draining: BTreeSet::new(),
@@ -365,7 +365,7 @@ impl PendingOps {
     }
 
     /// Does the same as [`count`](Self::count), for a caller that holds the lock.
-    fn count_in(&self, state: &State) -> u64 {
+    fn count_in(&self, state: &PendingState) -> u64 {
         let shards = 0..self.shards.len();
         let pending = |generation: usize| {
             // The entries of the operations that have left are loaded below.
@@ -545,7 +545,7 @@ impl PendingOps {
 
     /// Begins the watch: from now on, an operation that leaves [notifies](Self::tell_of_room) the waiters for room, if
     /// there is room.
-    fn watch(&self, state: &mut State) {
+    fn watch(&self, state: &mut PendingState) {
         if state.watched || removed(step::WATCH_FOR_ROOM) {
             return;
         }
@@ -600,7 +600,7 @@ impl PendingOps {
     }
 
     /// Waits until the generations closed with `number` or a lower number have drained, or until `deadline`.
-    fn wait_in(&self, mut state: MutexGuard<'_, State>, number: u64, deadline: Option<Instant>) -> Waited {
+    fn wait_in(&self, mut state: MutexGuard<'_, PendingState>, number: u64, deadline: Option<Instant>) -> Waited {
         while state.over() < number {
             state = match wait_until(&self.drained, state, deadline) {
                 Ok(state) => state,
@@ -678,7 +678,7 @@ impl PendingOps {
     }
 
     /// Opens another generation and closes the current one.
-    fn close(&self, state: &mut State) -> Closed {
+    fn close(&self, state: &mut PendingState) -> Closed {
         let next = state.free.pop_first().unwrap_or_else(|| self.make(state));
         state.last += 1;
         Closed { number: state.last, entered_since: self.rotate(state, next) }
@@ -686,7 +686,7 @@ impl PendingOps {
 
     /// Creates an additional generation.
     #[cold]
-    fn make(&self, state: &mut State) -> usize {
+    fn make(&self, state: &mut PendingState) -> usize {
         let generation = state.numbers.len();
         let (chunk, index) = chunk_index(generation);
         if index == 0 {
@@ -699,7 +699,7 @@ impl PendingOps {
 
     /// Makes `next`, which is free, the current generation, and closes the previous one. Returns whether operations had
     /// entered `next` by the time the previous one was closed.
-    fn rotate(&self, state: &mut State, next: usize) -> bool {
+    fn rotate(&self, state: &mut PendingState, next: usize) -> bool {
         let shards = 0..self.shards.len();
         // Relaxed: `current` changes only under the lock.
         let old = self.current.load(Relaxed);

@@ -28,12 +28,12 @@ mod model {
     /// mutex, which is never held across a switch point of the model checker and so never blocks. loom's mutex could
     /// park the thread and thereby consume an unpark token meant for the worker.
     #[derive(Debug)]
-    struct Inner<T> {
+    struct DequeInner<T> {
         len: AtomicUsize,
         queue: Mutex<VecDeque<T>>,
     }
 
-    impl<T> Inner<T> {
+    impl<T> DequeInner<T> {
         fn is_empty(&self) -> bool {
             // Acquire: pairs with `push`.
             self.len.load(Acquire) == 0
@@ -58,13 +58,13 @@ mod model {
     }
 
     #[derive(Debug)]
-    pub(crate) struct Worker<T>(Arc<Inner<T>>);
+    pub(crate) struct Worker<T>(Arc<DequeInner<T>>);
     #[derive(Debug)]
-    pub(crate) struct Stealer<T>(Arc<Inner<T>>);
+    pub(crate) struct Stealer<T>(Arc<DequeInner<T>>);
 
     impl<T> Worker<T> {
         pub(crate) fn new_fifo() -> Self {
-            Self(Arc::new(Inner { len: AtomicUsize::new(0), queue: Mutex::default() }))
+            Self(Arc::new(DequeInner { len: AtomicUsize::new(0), queue: Mutex::default() }))
         }
 
         pub(crate) fn stealer(&self) -> Stealer<T> {

@@ -17,7 +17,7 @@ const ANOTHER: usize = 64 << 20;
 /// Returns `None` if unknown.
 #[inline]
 pub(crate) fn is_short() -> Option<bool> {
-    let Bounds { lowest, enough, end } = imp::bounds()?;
+    let StackBounds { lowest, enough, end } = imp::bounds()?;
     let here = pointer();
     // The bounds of a stack created by the program are unknown.
     (lowest <= here && here <= end).then_some(here < enough)
@@ -25,14 +25,14 @@ pub(crate) fn is_short() -> Option<bool> {
 
 /// The bounds of a thread's stack, which grows downwards.
 #[derive(Clone, Copy)]
-struct Bounds {
+struct StackBounds {
     lowest: usize,
     /// The lowest address at which the stack is not short.
     enough: usize,
     end: usize,
 }
 
-impl Bounds {
+impl StackBounds {
     /// Returns the bounds of a stack of `size` bytes.
     #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
     fn new(lowest: usize, size: usize) -> Self {
@@ -95,20 +95,20 @@ pub(crate) unsafe fn on_another<R>(f: impl FnOnce() -> R) -> io::Result<R> {
 mod imp {
     use std::{cell::Cell, mem::MaybeUninit, ptr};
 
-    use super::Bounds;
+    use super::StackBounds;
 
     thread_local! {
-        static BOUNDS: Cell<Option<Bounds>> = const { Cell::new(None) };
+        static BOUNDS: Cell<Option<StackBounds>> = const { Cell::new(None) };
     }
 
     /// Returns the bounds of the calling thread's stack.
     #[inline]
-    pub(super) fn bounds() -> Option<Bounds> {
+    pub(super) fn bounds() -> Option<StackBounds> {
         BOUNDS.get().or_else(query)
     }
 
     #[cold]
-    fn query() -> Option<Bounds> {
+    fn query() -> Option<StackBounds> {
         let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
         // SAFETY: the call has no preconditions.
         let this = unsafe { libc::pthread_self() };
@@ -121,7 +121,7 @@ mod imp {
         let found = unsafe { libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut lowest, &raw mut size) };
         // SAFETY: the attributes are initialised, and are not used after this call.
         unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
-        let bounds = (found == 0).then(|| Bounds::new(lowest.addr(), size));
+        let bounds = (found == 0).then(|| StackBounds::new(lowest.addr(), size));
         BOUNDS.set(bounds);
         bounds
     }
@@ -129,9 +129,9 @@ mod imp {
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
 mod imp {
-    use super::Bounds;
+    use super::StackBounds;
 
-    pub(super) fn bounds() -> Option<Bounds> {
+    pub(super) fn bounds() -> Option<StackBounds> {
         None
     }
 }

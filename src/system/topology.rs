@@ -86,14 +86,14 @@ pub(crate) fn parallelism(cores: &[usize]) -> usize {
     // The standard library counts the cores available to the calling thread, which may be restricted to the core of an
     // engine's worker.
     let before = allowed();
-    let _restored = (*before != *cores && keep_to(cores)).then(|| Restore(before));
+    let _restored = (*before != *cores && keep_to(cores)).then(|| RestoreAffinity(before));
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
 /// A guard that restricts the calling thread to these cores again when dropped.
-struct Restore(Box<[usize]>);
+struct RestoreAffinity(Box<[usize]>);
 
-impl Drop for Restore {
+impl Drop for RestoreAffinity {
     fn drop(&mut self) {
         let _ = keep_to(&self.0);
     }
@@ -108,7 +108,7 @@ fn pinned() -> MutexGuard<'static, Vec<usize>> {
 
 /// A pinned worker's claim to a core, valid until it is given back or dropped.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct CoreClaim {
     pub(crate) core: usize,
     given_back: AtomicBool,
     process: ProcessMark,
@@ -116,7 +116,7 @@ pub(crate) struct Claim {
 
 /// Claims `count` of `cores`, or all of them if there are fewer: those with the fewest pinned workers and, among
 /// equals, the lowest numbers. The claims are in ascending order.
-pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<Claim> {
+pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<CoreClaim> {
     let mut pinned = pinned();
     let most = cores.iter().max().map_or(0, |core| core + 1);
     if pinned.len() < most {
@@ -128,10 +128,10 @@ pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<Claim> {
     chosen.sort_unstable();
     chosen.iter().for_each(|&core| pinned[core] += 1);
     let process = ProcessMark::current();
-    chosen.into_iter().map(|core| Claim { core, given_back: AtomicBool::new(false), process }).collect()
+    chosen.into_iter().map(|core| CoreClaim { core, given_back: AtomicBool::new(false), process }).collect()
 }
 
-impl Claim {
+impl CoreClaim {
     /// Gives the core back. Further calls do nothing.
     pub(crate) fn give_back(&self) {
         // Relaxed: this only decides which call changes the count, which a lock protects.
@@ -141,7 +141,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for CoreClaim {
     fn drop(&mut self) {
         self.give_back();
     }
@@ -194,7 +194,7 @@ mod tests {
     fn the_least_used_cores_are_claimed_first_and_given_back_once() {
         // Cores that no test's engine uses.
         let cores = [2000, 2001, 2002];
-        let numbers = |claims: &[Claim]| claims.iter().map(|claim| claim.core).collect::<Vec<_>>();
+        let numbers = |claims: &[CoreClaim]| claims.iter().map(|claim| claim.core).collect::<Vec<_>>();
         let one = claim(&cores, 1);
         assert_eq!(numbers(&one), [2000]);
         let two = claim(&cores, 2);

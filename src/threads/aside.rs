@@ -31,11 +31,11 @@ use crate::sync::{
 
 /// Workers `W` without a thread.
 pub struct Aside<W> {
-    state: Mutex<State<W>>,
+    state: Mutex<AsideState<W>>,
     changed: Condvar,
 }
 
-struct State<W> {
+struct AsideState<W> {
     /// Whether a stop has been requested and not cancelled since.
     requested: bool,
     /// The number of functions that have given their worker away and have neither returned nor received a worker since,
@@ -77,7 +77,7 @@ impl<W> std::fmt::Debug for Aside<W> {
 impl<W> Aside<W> {
     /// Creates the state of a running engine in which `enlisted` workers have or will have threads.
     pub fn new(enlisted: usize) -> Self {
-        let state = State { requested: false, waiting: 0, enlisted, workers: Vec::new() };
+        let state = AsideState { requested: false, waiting: 0, enlisted, workers: Vec::new() };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 

@@ -9,7 +9,6 @@
 //! * `drawing`: locked by the drawing thread until the drawn operation is in its lane, and by the thread that ends the
 //!   engine. A waiter may take and complete the drawn operation before it is in its lane. Without this lock, the engine
 //!   could then end during the draw.
-//! * `outside`: see [`Waiters`].
 //!
 //! There are no edges: the locks and the lanes hand over the operations.
 //!
@@ -19,13 +18,10 @@
 //! on the seed, on how many random numbers were used before, and on which operations are ready, but not on the order in
 //! which they became ready.
 
-use std::{
-    ptr::NonNull,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use crate::{
-    notify::waiters::{Goal, Inside, IsOver, Kind, Waiters},
+    notify::waiters::OutsideWaits,
     sync::{Condvar, Mutex, lock},
     tracker::OpRef,
 };
@@ -38,15 +34,13 @@ const QUIET: Duration = Duration::from_millis(50);
 /// Holds an engine's ready operations until they are drawn.
 pub struct Shuffler<T> {
     seed: u64,
-    state: Mutex<State<T>>,
+    state: Mutex<ShufflerState<T>>,
     changed: Condvar,
     /// Held during a draw and during [`end`](Self::end).
     drawing: Mutex<()>,
-    /// The threads outside the engine that are waiting for it.
-    outside: Waiters,
 }
 
-struct State<T> {
+struct ShufflerState<T> {
     ready: Vec<(u64, OpRef<T>)>,
     random: Random,
     /// The number of draws so far.
@@ -60,7 +54,7 @@ struct State<T> {
 
 impl<T> Shuffler<T> {
     pub fn new(seed: u64) -> Self {
-        let state = State {
+        let state = ShufflerState {
             ready: Vec::new(),
             random: Random(seed),
             draws: 0,
@@ -68,13 +62,7 @@ impl<T> Shuffler<T> {
             last_active: None,
             has_ended: false,
         };
-        Self {
-            seed,
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            drawing: Mutex::new(()),
-            outside: Waiters::default(),
-        }
+        Self { seed, state: Mutex::new(state), changed: Condvar::new(), drawing: Mutex::new(()) }
     }
 
     pub fn seed(&self) -> u64 {
@@ -115,7 +103,7 @@ impl<T> Shuffler<T> {
 
     fn take(&self) -> Option<OpRef<T>> {
         let mut state = lock(&self.state);
-        let State { ready, random, draws, is_drawing, .. } = &mut *state;
+        let ShufflerState { ready, random, draws, is_drawing, .. } = &mut *state;
         if ready.is_empty() {
             return None;
         }
@@ -131,29 +119,21 @@ impl<T> Shuffler<T> {
         Duration::from_nanos(lock(&self.state).random.below(limit.as_nanos() as u64))
     }
 
-    /// Records that a thread outside the engine is pushing.
+    /// Records that a thread outside the engine is pushing or has ended a wait. The thread must still be listed as waiting
+    /// for the engine if it has ended a wait.
     pub fn note_active(&self) {
         lock(&self.state).last_active = Some(Instant::now());
     }
 
-    /// Calls `wait`, in which a thread outside the engine waits for the engine until `is_over` returns `true`.
-    pub fn during<R>(&self, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
-        let this = NonNull::from(self).cast();
-        let goal = Goal::Op { task: this, held_back_by: None };
-        self.outside.during(this, Inside::default(), goal, Kind::Refusable, is_over, |_| {
-            let result = wait();
-            self.note_active();
-            result
-        })
-    }
-
     /// Whether the program seems to have pushed all that it can for now: no thread outside the engine is in a wait that
     /// is over, and either a thread outside it is still waiting, or none has pushed or ended a wait for a while.
-    pub fn is_program_still(&self) -> bool {
-        if !self.outside.all_wait_still(NonNull::from(self).cast()) {
-            return false;
+    /// `outside` describes the waits of these threads before this call.
+    pub fn is_program_still(&self, outside: OutsideWaits) -> bool {
+        match outside {
+            OutsideWaits::SomeOver => false,
+            OutsideWaits::Wait => true,
+            OutsideWaits::None => lock(&self.state).last_active.is_none_or(|last| last.elapsed() >= QUIET),
         }
-        self.outside.any_waits() || lock(&self.state).last_active.is_none_or(|last| last.elapsed() >= QUIET)
     }
 
     /// Ends all calls to [`wait`](Self::wait). Returns the remaining entries, whose operations waiters have taken.

@@ -38,29 +38,29 @@ enum Offer<W> {
     End,
 }
 
-struct Slot<W> {
+struct OfferSlot<W> {
     offer: Mutex<Offer<W>>,
     changed: Condvar,
 }
 
 /// A thread's place in the list.
-pub struct Place<W>(Arc<Slot<W>>);
+pub struct SparePlace<W>(Arc<OfferSlot<W>>);
 
-impl<W> std::fmt::Debug for Place<W> {
+impl<W> std::fmt::Debug for SparePlace<W> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Place").finish_non_exhaustive()
+        f.debug_struct("SparePlace").finish_non_exhaustive()
     }
 }
 
-struct State<W> {
-    slots: Vec<Arc<Slot<W>>>,
+struct SparesState<W> {
+    slots: Vec<Arc<OfferSlot<W>>>,
     ended: bool,
     /// Whether waits return immediately.
     paused: bool,
 }
 
 /// Threads that wait for a worker `W`.
-pub struct SpareThreads<W>(Mutex<State<W>>);
+pub struct SpareThreads<W>(Mutex<SparesState<W>>);
 
 impl<W> std::fmt::Debug for SpareThreads<W> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -70,7 +70,7 @@ impl<W> std::fmt::Debug for SpareThreads<W> {
 
 impl<W> Default for SpareThreads<W> {
     fn default() -> Self {
-        Self(Mutex::new(State { slots: Vec::new(), ended: false, paused: false }))
+        Self(Mutex::new(SparesState { slots: Vec::new(), ended: false, paused: false }))
     }
 }
 
@@ -111,7 +111,7 @@ impl<W> SpareThreads<W> {
         }
     }
 
-    fn take_first(&self) -> Option<Arc<Slot<W>>> {
+    fn take_first(&self) -> Option<Arc<OfferSlot<W>>> {
         let mut state = lock(&self.0);
         if state.slots.is_empty() { None } else { Some(state.slots.remove(0)) }
     }
@@ -124,18 +124,18 @@ impl<W> SpareThreads<W> {
 
     /// Adds the calling thread to the list before it [waits](Self::wait_in). Returns `None` if there will be no more
     /// workers, or if waits are [paused](Self::pause).
-    pub fn enlist(&self) -> Option<Place<W>> {
-        let slot = Arc::new(Slot { offer: Mutex::new(Offer::None), changed: Condvar::new() });
+    pub fn enlist(&self) -> Option<SparePlace<W>> {
+        let slot = Arc::new(OfferSlot { offer: Mutex::new(Offer::None), changed: Condvar::new() });
         let mut state = lock(&self.0);
         if state.ended || state.paused {
             return None;
         }
         state.slots.push(Arc::clone(&slot));
-        Some(Place(slot))
+        Some(SparePlace(slot))
     }
 
     /// [Waits](Self::wait) for a worker at the calling thread's place in the list.
-    pub fn wait_in(&self, Place(slot): &Place<W>, until: Option<Instant>) -> Option<W> {
+    pub fn wait_in(&self, SparePlace(slot): &SparePlace<W>, until: Option<Instant>) -> Option<W> {
         match slot.wait(until) {
             Offer::Worker(worker) => return Some(worker),
             Offer::End => return None,
@@ -152,7 +152,7 @@ impl<W> SpareThreads<W> {
     }
 
     /// Removes the calling thread's `slot` from the list. Returns `false` if another thread has taken it.
-    fn leave(&self, slot: &Arc<Slot<W>>) -> bool {
+    fn leave(&self, slot: &Arc<OfferSlot<W>>) -> bool {
         let mut state = lock(&self.0);
         let index = state.slots.iter().position(|other| Arc::ptr_eq(other, slot));
         if let Some(index) = index {
@@ -176,7 +176,7 @@ impl<W> SpareThreads<W> {
         lock(&self.0).paused = false;
     }
 
-    fn end_waits(&self, why: impl FnOnce(&mut State<W>)) {
+    fn end_waits(&self, why: impl FnOnce(&mut SparesState<W>)) {
         let slots = {
             let mut state = lock(&self.0);
             why(&mut state);
@@ -193,7 +193,7 @@ impl<W> SpareThreads<W> {
     }
 }
 
-impl<W> Slot<W> {
+impl<W> OfferSlot<W> {
     fn set(&self, offer: Offer<W>) {
         *lock(&self.offer) = offer;
         self.changed.notify_one();

@@ -40,17 +40,17 @@ pub(crate) const MANY: usize = 16;
 
 /// How long a thread lives.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stay {
+pub(crate) enum Lifetime {
     /// The thread runs workers and ends when there is no worker for it.
     Passing,
     /// The thread ends with the engine, or when its task is over.
     UntilTheEnd,
 }
 
-struct Entry {
+struct ListedThread {
     number: u64,
     name: String,
-    stay: Stay,
+    stay: Lifetime,
     /// The thread's handle, from its start until another thread joins it.
     handle: Option<JoinHandle<()>>,
     /// Whether the thread ends on its own.
@@ -60,8 +60,8 @@ struct Entry {
 }
 
 #[derive(Default)]
-struct List {
-    entries: Vec<Entry>,
+struct ListedThreads {
+    entries: Vec<ListedThread>,
     next: u64,
     /// The number of helpers.
     helpers: usize,
@@ -77,11 +77,11 @@ struct List {
 /// An engine's threads that have not been joined.
 #[derive(Default)]
 pub(crate) struct ThreadList {
-    list: Mutex<List>,
+    list: Mutex<ListedThreads>,
     changed: Condvar,
 }
 
-impl Entry {
+impl ListedThread {
     /// Returns whether the thread can be joined. Joining it waits only for destructors of thread-locals.
     fn is_joinable(&self) -> bool {
         self.returned && self.handle.is_some()
@@ -93,7 +93,7 @@ impl Entry {
     }
 }
 
-impl List {
+impl ListedThreads {
     fn position(&self, number: u64) -> Option<usize> {
         self.entries.iter().position(|entry| entry.number == number)
     }
@@ -195,7 +195,7 @@ impl ThreadList {
     /// Starts a thread that runs `main` with the thread's number in the list.
     pub(crate) fn spawn(
         self: &Arc<Self>,
-        stay: Stay,
+        stay: Lifetime,
         name: String,
         main: impl FnOnce(u64) + Send + 'static,
     ) -> io::Result<()> {
@@ -203,7 +203,14 @@ impl ThreadList {
             let mut list = lock(&self.list);
             list.next += 1;
             let number = list.next;
-            list.entries.push(Entry { number, name: name.clone(), stay, handle: None, leaves: false, returned: false });
+            list.entries.push(ListedThread {
+                number,
+                name: name.clone(),
+                stay,
+                handle: None,
+                leaves: false,
+                returned: false,
+            });
             number
         };
         let threads = Arc::clone(self);
@@ -234,7 +241,7 @@ impl ThreadList {
     }
 
     /// Joins the joinable threads, including those that become joinable in the meantime.
-    fn join_some<'l>(&'l self, mut list: MutexGuard<'l, List>) -> MutexGuard<'l, List> {
+    fn join_some<'l>(&'l self, mut list: MutexGuard<'l, ListedThreads>) -> MutexGuard<'l, ListedThreads> {
         while let Some((number, handle)) = list.take() {
             drop(list);
             let payload = handle.join().err();
@@ -256,7 +263,7 @@ impl ThreadList {
         self.join_where(|_| true);
     }
 
-    /// Joins the [passing](Stay::Passing) threads while `are_to_end` returns `true`, until `deadline` at the latest.
+    /// Joins the [passing](Lifetime::Passing) threads while `are_to_end` returns `true`, until `deadline` at the latest.
     /// Returns the names of those not joined by then. Code that changes the result of `are_to_end` must call
     /// [`look_again`](Self::look_again) afterwards.
     pub(crate) fn join_passing(
@@ -264,7 +271,7 @@ impl ThreadList {
         deadline: Option<Instant>,
         are_to_end: impl Fn() -> bool,
     ) -> Result<(), Vec<String>> {
-        let is_passing = |entry: &Entry| entry.stay == Stay::Passing && are_to_end();
+        let is_passing = |entry: &ListedThread| entry.stay == Lifetime::Passing && are_to_end();
         match deadline {
             Some(deadline) => self.join_where_until(deadline, is_passing),
             None => {
@@ -282,7 +289,7 @@ impl ThreadList {
     }
 
     /// Waits until the `wanted` threads have ended and been joined.
-    fn join_where(&self, wanted: impl Fn(&Entry) -> bool) {
+    fn join_where(&self, wanted: impl Fn(&ListedThread) -> bool) {
         let mut list = self.join_some(lock(&self.list));
         while list.entries.iter().any(&wanted) {
             let woken = wait_until(&self.changed, list, None);
@@ -293,7 +300,7 @@ impl ThreadList {
 
     /// If no thread is left, joins the helpers, which have nothing more to join and end immediately. Once all threads
     /// have been joined, therefore, no helper runs this crate's code, which may be in a library about to be unloaded.
-    fn join_helpers(mut list: MutexGuard<'_, List>) {
+    fn join_helpers(mut list: MutexGuard<'_, ListedThreads>) {
         if list.entries.is_empty() {
             let helpers = std::mem::take(&mut list.helper_threads);
             drop(list);
@@ -315,7 +322,7 @@ impl ThreadList {
     fn join_where_until(
         self: &Arc<Self>,
         deadline: Instant,
-        wanted: impl Fn(&Entry) -> bool,
+        wanted: impl Fn(&ListedThread) -> bool,
     ) -> Result<(), Vec<String>> {
         if cfg!(any(raddle_loom, raddle_shuttle)) {
             // Models have no clock.

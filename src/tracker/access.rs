@@ -336,13 +336,13 @@ impl<T> Access<T> {
         self.last_share.store(true, Relaxed);
     }
 
-    /// Returns the access's share of the record, which must be [retired](Share::retire) once the access is spent and
+    /// Returns the access's share of the record, which must be [retired](RecordShare::retire) once the access is spent and
     /// the tail is past it. The share does not borrow the access, which may be reclaimed with the record.
     #[inline]
-    pub(super) fn share(&self) -> Share<T> {
+    pub(super) fn share(&self) -> RecordShare<T> {
         self.assert_alive();
         // Relaxed: a thread that finds the access spent has acquired `DONE` (edge `complete`).
-        Share { op: self.op_ptr(), last: self.last_share.load(Relaxed) }
+        RecordShare { op: self.op_ptr(), last: self.last_share.load(Relaxed) }
     }
 
     /// Returns whether an access of the same mode, if pushed now, would wait for the same operations as this one. This
@@ -373,13 +373,13 @@ impl<T> Access<T> {
 }
 
 /// An access's share of its operation's record.
-pub(super) struct Share<T> {
+pub(super) struct RecordShare<T> {
     op: Option<NonNull<Op<T>>>,
     /// Whether the record was left to the access and therefore has no other share.
     last: bool,
 }
 
-impl<T> Share<T> {
+impl<T> RecordShare<T> {
     /// Ends the share, and retires the record if no share is left.
     ///
     /// # Safety

@@ -83,11 +83,11 @@ struct Room<T> {
     accesses: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
     /// Changed by holders only. Until the epoch has passed, pinned threads may read the constant parts of the task and
     /// everything in front of it, and may change the atomics in front of it.
-    task: Place<T>,
+    task: TaskPlace<T>,
 }
 
 /// The place of a task.
-type Place<T> = UnsafeCell<MaybeUninit<T>>;
+type TaskPlace<T> = UnsafeCell<MaybeUninit<T>>;
 
 /// Stored in place of the first access if there are more accesses than the record has room for.
 struct Boxed<T> {
@@ -137,7 +137,7 @@ impl<T> Op<T> {
             // If the record had bytes behind the cell `room`, a shared reference to the record would prohibit the pool
             // from writing them.
             assert!(offset_of!(Self, room) + size_of::<Room<T>>() == size_of::<Self>());
-            assert!(align_of::<Place<T>>() <= align_of::<Access<T>>());
+            assert!(align_of::<TaskPlace<T>>() <= align_of::<Access<T>>());
             assert!(
                 align_of::<Boxed<T>>() <= align_of::<Access<T>>() && size_of::<Boxed<T>>() <= size_of::<Access<T>>()
             );
@@ -192,7 +192,7 @@ impl<T> Op<T> {
     }
 
     #[inline]
-    fn place(&self) -> &Place<T> {
+    fn place(&self) -> &TaskPlace<T> {
         let place = std::ptr::from_ref(self).wrapping_byte_add(usize::from(self.task_at) * STEP);
         // SAFETY: `finish_record` has initialised the cell there, and the record outlives the reference.
         unsafe { &*place.cast() }
@@ -203,7 +203,7 @@ impl<T> Op<T> {
     /// # Safety
     /// 1. The operation has this many accesses in its record.
     #[inline]
-    unsafe fn place_behind(&self, places: usize) -> &Place<T> {
+    unsafe fn place_behind(&self, places: usize) -> &TaskPlace<T> {
         debug_assert!(usize::from(self.task_at) * STEP == Self::task_behind(places));
         let place = std::ptr::from_ref(self).wrapping_byte_add(Self::task_behind(places));
         // SAFETY: by (1), `finish_record` has initialised the cell there, and the record outlives the reference.
@@ -477,7 +477,7 @@ pub(super) unsafe fn end_shares<T>(record: NonNull<Op<T>>, shares: u32) {
 /// # Safety
 /// 1. `place` is that of the task of `op`. The task is no longer used, except that pinned threads may read its constant
 ///    parts, and this is called once.
-unsafe fn drop_task<T>(op: &Op<T>, place: &Place<T>) {
+unsafe fn drop_task<T>(op: &Op<T>, place: &TaskPlace<T>) {
     op.mark(std::ptr::null_mut());
     place.with_mut(|task| {
         // SAFETY: by (1) no holder is left. Pinned threads may still read the constant parts of the task, which the
@@ -621,7 +621,7 @@ impl<T> OpRef<T> {
         set! { entered: std::sync::atomic::AtomicBool::new(false) }
         let task_at = Op::<T>::task_behind(places);
         set! { task_at: (task_at / STEP) as u8 }
-        let task = op.wrapping_byte_add(task_at).cast::<Place<T>>();
+        let task = op.wrapping_byte_add(task_at).cast::<TaskPlace<T>>();
         // SAFETY: the place is in the record, behind the accesses.
         unsafe { task.write(UnsafeCell::new(MaybeUninit::uninit())) };
         // SAFETY: the cell has just been written, and no other thread knows the record.

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use raddle::internals::{Flavour, Node, Stack};
+use raddle::internals::{BatchStack, Flavour, Node};
 use raddle_loom_tests::checker::{
     cell::UnsafeCell,
     sync::atomic::{AtomicPtr, Ordering::Relaxed},
@@ -27,7 +27,7 @@ impl Node for Batch {
     }
 }
 
-type Pool = Arc<Stack<Batch>>;
+type Pool = Arc<BatchStack<Batch>>;
 
 /// A batch that belongs to the thread holding this value.
 struct Taken(NonNull<Batch>);

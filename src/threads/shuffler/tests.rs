@@ -1,13 +1,7 @@
-use std::{
-    iter,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
-};
+use std::iter;
 
 use super::*;
-use crate::{
-    notify::waiters::{Situation, Waiter},
-    tracker::{ReadyList, end},
-};
+use crate::tracker::{ReadyList, end};
 
 #[test]
 fn delays_are_random_and_shorter_than_the_limit() {
@@ -51,78 +45,9 @@ fn draws_are_counted_once_the_operation_is_in_its_lane() {
 
 #[test]
 fn a_program_is_not_still_while_the_thread_of_a_wait_that_is_over_has_yet_to_run() {
-    let (shuffler, is_over) = (Shuffler::<()>::new(1), AtomicBool::new(false));
-    // Relaxed, like the store below: the test has one thread.
-    shuffler.during(&|| is_over.load(Relaxed), || {
-        assert!(shuffler.is_program_still(), "all threads wait");
-        // Another thread must still wait.
-        shuffler.during(&|| false, || {
-            is_over.store(true, Relaxed);
-            assert!(!shuffler.is_program_still());
-        });
-    });
-}
-
-// ---------------------------------------------------------------------------------------------------- waiters ----
-
-/// Identifies the operation for which threads wait.
-const OP: NonNull<()> = NonNull::dangling();
-
-/// Lists the calling thread as one that waits for `OP` while `f` runs.
-fn waiting<R>(waiters: &Waiters, is_over: &IsOver<'_>, f: impl FnOnce(&Waiter<'_>) -> R) -> R {
-    let goal = Goal::Op { task: OP, held_back_by: None };
-    waiters.during(NonNull::dangling(), Inside::default(), goal, Kind::Refusable, is_over, f)
-}
-
-#[test]
-fn a_waiter_is_found_after_another_for_the_same_operation_has_left() {
-    let waiters = Waiters::default();
-    let found = || {
-        let mut numbers = Vec::new();
-        waiters.each_for(Some(OP), |_| true, |number, _, _| numbers.push(number));
-        numbers
-    };
-    waiting(&waiters, &|| false, |first| {
-        waiting(&waiters, &|| false, |second| assert_eq!(found(), [first.number(), second.number()]));
-        assert_eq!(found(), [first.number()]);
-    });
-    assert!(found().is_empty());
-}
-
-#[test]
-fn a_waiter_waits_unless_it_is_suspended_or_its_wait_is_over() {
-    let (waiters, is_over) = (Waiters::default(), AtomicBool::new(false));
-    // Relaxed, like the store below: the test has one thread.
-    waiting(&waiters, &|| is_over.load(Relaxed), |waiter| {
-        let waits = || {
-            let (any, all) = (waiters.any_waits(), waiters.all_wait([waiter.number()]));
-            assert_eq!(any, all);
-            all
-        };
-        assert!(waits());
-        waiter.suspend(|| assert!(!waits(), "a suspended waiter waits"));
-        assert!(waits());
-        assert!(!waiters.all_wait([waiter.number(), waiter.number() + 1]), "an unknown waiter waits");
-        is_over.store(true, Relaxed);
-        assert!(!waits(), "a waiter whose wait is over waits");
-    });
-}
-
-#[test]
-fn a_waiter_knows_whether_it_is_the_last_and_whether_it_was_asked() {
-    let waiters = Waiters::default();
-    let situation = |waiter: &Waiter<'_>| {
-        let Situation { waiters, is_last, is_asked } = waiter.situation();
-        (waiters, is_last, is_asked)
-    };
-    waiting(&waiters, &|| false, |first| {
-        assert_eq!(situation(first), (1, true, false));
-        waiting(&waiters, &|| false, |second| {
-            waiters.ask([first.number()]);
-            assert_eq!(situation(second), (2, true, false));
-            assert_eq!(situation(first), (2, false, true));
-            assert_eq!(situation(first), (2, false, false), "a waiter is asked once");
-        });
-        assert_eq!(situation(first), (1, true, false));
-    });
+    let shuffler = Shuffler::<()>::new(1);
+    let still = |outside| shuffler.is_program_still(outside);
+    assert!(still(OutsideWaits::None), "no thread has done anything yet");
+    assert!(still(OutsideWaits::Wait), "all threads wait");
+    assert!(!still(OutsideWaits::SomeOver));
 }

@@ -44,7 +44,7 @@ fn spawn_blocked(threads: &Arc<ThreadList>, name: &str) -> mpsc::Sender<()> {
         LOCAL.set(Some(Blocks(sender, held)));
         inner.leave(number);
     };
-    threads.spawn(Stay::Passing, name.to_owned(), main).expect("a thread should start");
+    threads.spawn(Lifetime::Passing, name.to_owned(), main).expect("a thread should start");
     inside.recv_timeout(AWHILE).expect("the destructor should run");
     release
 }
@@ -52,7 +52,9 @@ fn spawn_blocked(threads: &Arc<ThreadList>, name: &str) -> mpsc::Sender<()> {
 /// Starts a thread that ends on its own.
 fn spawn_short(threads: &Arc<ThreadList>) {
     let inner = Arc::clone(threads);
-    threads.spawn(Stay::Passing, "short".to_owned(), move |number| inner.leave(number)).expect("a thread should start");
+    threads
+        .spawn(Lifetime::Passing, "short".to_owned(), move |number| inner.leave(number))
+        .expect("a thread should start");
 }
 
 /// Asserts that `join_all` does not return before `release` is dropped.
@@ -97,8 +99,8 @@ fn a_join_with_a_deadline_names_the_threads_that_have_not_ended() {
     let threads = Arc::new(ThreadList::default());
     let (release, held) = mpsc::channel::<()>();
     let hold = move |_| _ = held.recv();
-    threads.spawn(Stay::Passing, "held".to_owned(), hold).expect("a thread should start");
-    threads.spawn(Stay::Passing, "short".to_owned(), |_| ()).expect("a thread should start");
+    threads.spawn(Lifetime::Passing, "held".to_owned(), hold).expect("a thread should start");
+    threads.spawn(Lifetime::Passing, "short".to_owned(), |_| ()).expect("a thread should start");
     let join = || threads.join_until(Instant::now() + Duration::from_millis(20));
     let start = Instant::now();
     while join() != Err(vec!["held".to_owned()]) {
@@ -143,7 +145,7 @@ fn a_join_with_a_deadline_starts_a_helper_for_each_thread_inside_a_destructor() 
     let releases = ["first", "second", "third"].map(|name| spawn_blocked(&threads, name));
     let inner = Arc::clone(&threads);
     let other = thread::spawn(move || inner.join_until(Instant::now() + 2 * AWHILE));
-    eventually("each thread is being joined", || lock(&threads.list).entries.iter().all(Entry::is_being_joined));
+    eventually("each thread is being joined", || lock(&threads.list).entries.iter().all(ListedThread::is_being_joined));
     drop(releases);
     assert_eq!(other.join().expect("the thread should not panic"), Ok(()));
 }
@@ -152,7 +154,7 @@ fn a_join_with_a_deadline_starts_a_helper_for_each_thread_inside_a_destructor() 
 fn a_join_ends_when_its_threads_are_not_to_end_any_more() {
     let threads = Arc::new(ThreadList::default());
     let (release, held) = mpsc::channel::<()>();
-    threads.spawn(Stay::Passing, "held".to_owned(), move |_| _ = held.recv()).expect("a thread should start");
+    threads.spawn(Lifetime::Passing, "held".to_owned(), move |_| _ = held.recv()).expect("a thread should start");
     for limit in [None, Some(AWHILE)] {
         let are_to_end = AtomicBool::new(true);
         thread::scope(|scope| {
@@ -181,7 +183,7 @@ fn a_join_starts_no_helper_for_a_thread_that_is_being_joined() {
     let inner = Arc::clone(&threads);
     let other = thread::spawn(move || inner.join_all());
     eventually("the other thread joins the blocked one", || {
-        lock(&threads.list).entries.iter().all(Entry::is_being_joined)
+        lock(&threads.list).entries.iter().all(ListedThread::is_being_joined)
     });
     let left = threads.join_until(Instant::now() + MOMENT);
     assert_eq!(left, Err(vec!["blocked".to_owned()]));
@@ -193,16 +195,16 @@ fn a_join_starts_no_helper_for_a_thread_that_is_being_joined() {
 /// A running thread whose handle has yet to be stored is not being joined.
 #[test]
 fn a_thread_that_a_helper_is_about_to_join_needs_no_other_helper() {
-    let entry = |number, handle: Option<JoinHandle<()>>| Entry {
+    let entry = |number, handle: Option<JoinHandle<()>>| ListedThread {
         number,
         name: String::new(),
-        stay: Stay::Passing,
+        stay: Lifetime::Passing,
         leaves: false,
         returned: handle.is_some(),
         handle,
     };
     let entries = vec![entry(1, Some(thread::spawn(|| ()))), entry(2, None)];
-    let mut list = List { entries, ..List::default() };
+    let mut list = ListedThreads { entries, ..ListedThreads::default() };
     assert!(list.wants_help());
     list.helpers = 1;
     assert!(!list.wants_help());
@@ -221,7 +223,7 @@ fn join_all_waits_for_the_threads_of_helpers() {
 fn a_thread_that_panics_is_joined() {
     let threads = Arc::new(ThreadList::default());
     threads
-        .spawn(Stay::Passing, String::new(), |_| std::panic::resume_unwind(Box::new(())))
+        .spawn(Lifetime::Passing, String::new(), |_| std::panic::resume_unwind(Box::new(())))
         .expect("a thread should start");
     threads.join_all();
     assert_eq!(threads.count(), (1, 0));
@@ -237,7 +239,7 @@ fn a_thread_whose_panic_has_a_payload_that_panics_is_joined() {
     }
     let threads = Arc::new(ThreadList::default());
     threads
-        .spawn(Stay::Passing, String::new(), |_| std::panic::resume_unwind(Box::new(PanicsOnDrop)))
+        .spawn(Lifetime::Passing, String::new(), |_| std::panic::resume_unwind(Box::new(PanicsOnDrop)))
         .expect("a thread should start");
     threads.join_all();
     assert_eq!(threads.count(), (1, 0));

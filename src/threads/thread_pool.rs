@@ -14,13 +14,13 @@ use std::{
 
 use super::{
     aside::Aside,
-    spares::{Place, SpareThreads},
-    thread_list::{Stay, ThreadList},
+    spares::{SparePlace, SpareThreads},
+    thread_list::{Lifetime, ThreadList},
 };
 use crate::{
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
     sync::{Mutex, lock, thread_static},
-    system::topology::{self, Claim},
+    system::topology::{self, CoreClaim},
     tracker::OpRef,
     values::kind::Placement,
 };
@@ -72,7 +72,7 @@ pub(crate) struct ThreadPool<T> {
     /// The cores that the engine's threads may use.
     mask: Box<[usize]>,
     /// The core of each worker of each lane, if the worker has one.
-    cores: Box<[Box<[Option<Claim>]>]>,
+    cores: Box<[Box<[Option<CoreClaim>]>]>,
     max_threads: usize,
     numbers: Mutex<Numbers>,
     spares: SpareThreads<BoxedWorker<T>>,
@@ -161,7 +161,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         // The worker is passed through a slot, because the closure of a thread that cannot be started is dropped.
         let slot = Arc::new(Mutex::new(Some(worker)));
         let (for_thread, list) = (Arc::clone(&slot), Arc::clone(&self.list));
-        let spawned = self.list.spawn(Stay::Passing, name, move |in_list| {
+        let spawned = self.list.spawn(Lifetime::Passing, name, move |in_list| {
             let worker = lock(&for_thread).take();
             if worker.is_some_and(|worker| main(worker) == Ended::Idle) {
                 list.leave(in_list);
@@ -174,7 +174,7 @@ impl<T: Send + 'static> ThreadPool<T> {
     /// including one in a thread-local destructor, does not wait for the thread.
     pub(crate) fn spawn_aside(&self, name: String, main: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let engine = self.engine;
-        self.list.spawn(Stay::UntilTheEnd, name, move |_| {
+        self.list.spawn(Lifetime::UntilTheEnd, name, move |_| {
             STARTED_FOR.with(|cell| cell.set(engine));
             main();
         })
@@ -219,7 +219,7 @@ impl<T: Send + 'static> ThreadPool<T> {
     }
 
     /// Puts the calling thread into the queue for a worker of `lane`. Returns `None` if the engine has ended.
-    pub(crate) fn queue_for_worker(&self, lane: u8) -> Option<Place<BoxedWorker<T>>> {
+    pub(crate) fn queue_for_worker(&self, lane: u8) -> Option<SparePlace<BoxedWorker<T>>> {
         self.returning[usize::from(lane)].enlist()
     }
 
@@ -228,7 +228,7 @@ impl<T: Send + 'static> ThreadPool<T> {
     pub(crate) fn await_worker(
         &self,
         lane: u8,
-        place: &Place<BoxedWorker<T>>,
+        place: &SparePlace<BoxedWorker<T>>,
         until: Option<Instant>,
     ) -> Option<BoxedWorker<T>> {
         // Models have no clock, so the time limit would pass immediately.
@@ -316,7 +316,7 @@ impl<T: Send + 'static> ThreadPool<T> {
     }
 
     /// Returns the core of `worker`, if it has one.
-    pub(crate) fn core_of(&self, worker: &Worker<T>) -> Option<&Claim> {
+    pub(crate) fn core_of(&self, worker: &Worker<T>) -> Option<&CoreClaim> {
         self.cores[self.lane_of(worker)][worker.index()].as_ref()
     }
 
