@@ -194,8 +194,8 @@ pub mod guide {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Items for the models in `loom-tests` and the tests in `tests/faults.rs`. The module exists only in builds for these
-/// models and tests.
+/// Items for the models in `loom-tests` and the tests in `testkit/tests/faults.rs`. The module exists only in builds for
+/// these models and tests.
 #[cfg(any(raddle_loom, raddle_shuttle, raddle_pause))]
 #[doc(hidden)]
 #[allow(missing_docs)]

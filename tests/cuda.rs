@@ -4,8 +4,6 @@
 //! Without a GPU, most of these tests print that they were skipped; with `RADDLE_REQUIRE_GPU` set, they fail instead.
 //! The library built from `stand_in/cuda.c` can stand in for a GPU.
 
-#![cfg(feature = "cuda")]
-
 use raddle_testkit as common;
 
 use std::{

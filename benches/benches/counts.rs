@@ -301,8 +301,8 @@ fn baseline() -> (String, Counts) {
 
 fn renew(counts: &Counts) {
     let mut text = format!(
-        "# Instructions, and those among them that lock memory, per operation: the baseline of `.ci/run counts`. To update\n\
-         # it, run\n\
+        "# Instructions, and those among them that lock memory, per operation: the baseline of `cargo xtask ci counts`. To\n\
+         # update it, run\n\
          #     cargo bench -p raddle-benches --bench counts -- --renew\n\
          # compiler: {}\n",
         machine::RUSTC

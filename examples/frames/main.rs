@@ -1,8 +1,8 @@
 //! Camera frames pass through a graph of image filters, several frames at a time: a typical use of raddle.
 //!
 //! ```text
-//! cargo run --release --example frames
-//! cargo run --release --example frames -- --help
+//! cargo run --release -p frames
+//! cargo run --release -p frames -- --help
 //! ```
 //!
 //! Read `graph.rs` first: it declares the variables and pushes the operations. `camera.rs` produces the frames and

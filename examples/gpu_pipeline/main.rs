@@ -2,8 +2,8 @@
 //! both directions and kernels can run in parallel, although the program does not ask for it.
 //!
 //! ```text
-//! cargo run --release --features cuda --example gpu_pipeline
-//! cargo run --release --example gpu_pipeline -- --gpu simulated --chunks 100
+//! cargo run --release -p gpu_pipeline --features cuda
+//! cargo run --release -p gpu_pipeline -- --gpu simulated --chunks 100
 //! ```
 //!
 //! Read `pipeline.rs` first: it contains all of the pipeline's operations. `kernels.rs` contains the computation, and

@@ -32,9 +32,9 @@
 //! # Under `ThreadSanitizer`
 //!
 //! `ThreadSanitizer` follows the edges created by ordered accesses, but not those created by fences. The cfg
-//! `raddle_tsan`, which the runs under sanitizers set, therefore replaces the one fence that hands over data, in
-//! [`edge::acquire_all`]. The `SeqCst` fences order only words that are themselves atomics, and remain; no other module may use a
-//! fence to hand over data. crossbeam's crates have their own switches.
+//! `raddle_tsan`, which `cargo xtask ci sanitizers` sets, therefore replaces the one fence that hands over data, in
+//! [`edge::acquire_all`]. The `SeqCst` fences order only words that are themselves atomics, and remain; no other module
+//! may use a fence to hand over data. crossbeam's crates have their own switches.
 
 #[cfg(raddle_shuttle)]
 pub mod announced;

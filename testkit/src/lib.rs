@@ -23,7 +23,7 @@ use std::{
     fmt::Debug,
     fs,
     future::{Future, poll_fn},
-    panic,
+    panic::{self, Location},
     pin::pin,
     process::{Child, Command, Stdio},
     sync::{
@@ -46,7 +46,7 @@ pub const PATIENCE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else
 pub const AWHILE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 20 });
 
 /// The time limit for a short step, for tests that report its delay before [`watched`] does: it is below the limit that
-/// `.ci/planted` sets with `RADDLE_PATIENCE`.
+/// a test run may set with `RADDLE_PATIENCE`.
 pub const SOON: Duration = Duration::from_secs(if cfg!(miri) { 18_000 } else { 5 });
 
 /// The time for which a test waits to see that something does *not* happen.
@@ -465,11 +465,27 @@ pub fn is_child() -> bool {
     env::var_os(CHILD).is_some()
 }
 
-/// Runs the ignored test `name` of this binary in a separate process, with additional environment variables. Returns
-/// whether the test succeeded within [`PATIENCE`], and the process's output. Meant for tests that end or modify their
-/// process.
+/// Returns the name by which a test binary knows the test `name` of the caller's file: the file's path in the folder
+/// `tests` consists of the name of the binary and the path of a module.
+#[track_caller]
+pub fn test_path(name: &str) -> String {
+    let file = Location::caller().file();
+    let modules = file.rsplit_once("tests/").map_or("", |(_, inside)| inside.trim_end_matches(".rs"));
+    let modules = modules.split('/').skip(1).filter(|&part| part != "mod" && part != "main");
+    modules.chain([name]).collect::<Vec<_>>().join("::")
+}
+
+/// Runs the ignored test `name` of the caller's file in a separate process, with additional environment variables.
+/// Returns whether the test succeeded within [`PATIENCE`], and the process's output. Meant for tests that end, measure
+/// or modify their process.
 #[track_caller]
 pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
+    child_within(PATIENCE, name, variables)
+}
+
+/// Like [`child`], with the time limit `limit`.
+#[track_caller]
+pub fn child_within(limit: Duration, name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     struct Kill(Child);
     impl Drop for Kill {
         fn drop(&mut self) {
@@ -479,6 +495,7 @@ pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
         }
     }
     let exe = env::current_exe().expect("the test binary should have a path");
+    let name = &test_path(name);
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, SeqCst);
     let output = env::temp_dir().join(format!("raddle-test-{}-{number}", std::process::id()));
@@ -499,7 +516,7 @@ pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
         if let Some(status) = child.0.try_wait().expect("waiting for the child should succeed") {
             break Some(status);
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > limit {
             break None;
         }
         thread::sleep(Duration::from_millis(2));
@@ -512,7 +529,7 @@ pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
             let ran = text.contains("test result: ok. 1 passed");
             (status.success() && ran, format!("{status}\n{text}"))
         }
-        None => (false, format!("it did not end within {PATIENCE:?}\n{text}")),
+        None => (false, format!("it did not end within {limit:?}\n{text}")),
     }
 }
 

@@ -46,7 +46,7 @@ fn in_a_child_threads_of_lanes_end_and_start() {
 
 #[test]
 fn threads_of_lanes_end_and_start() {
-    child_succeeds("stop::in_a_child_threads_of_lanes_end_and_start");
+    child_succeeds("in_a_child_threads_of_lanes_end_and_start");
 }
 
 #[test]

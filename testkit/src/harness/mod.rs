@@ -1,4 +1,4 @@
-//! The functions of the fuzz targets, without the fuzzer. Ordinary tests in `tests/corpus.rs` also run them, on the
+//! The functions of the fuzz targets, without the fuzzer. Ordinary tests in `tests/contract/corpus.rs` also run them, on the
 //! committed corpora and on seeded inputs.
 //!
 //! Each target turns bytes into a program and runs it. If a check fails, the target panics with a message that contains

@@ -1,1 +1,0 @@
-//! Empty: this package exists for its tests, which `.ci/run sanitizers` runs.

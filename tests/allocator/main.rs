@@ -1,0 +1,41 @@
+//! The tests that count the allocations of their process.
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+mod allocations;
+mod records;
+mod waits;
+
+/// The system's allocator, with each test's counts.
+struct Counting;
+
+// SAFETY: every call is forwarded to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        allocations::allocated();
+        records::allocated(layout);
+        waits::allocated(layout);
+        // SAFETY: the caller fulfils the contract, which is that of the system's allocator.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        allocations::freed();
+        records::freed(layout);
+        waits::freed(layout);
+        // SAFETY: the caller fulfils the contract, which is that of the system's allocator.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Serialises the tests, so that each counts only its own allocations.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,270 @@
+//! Operations' records are reused, a bounded number is kept for reuse, and threads that end keep none. Workers' handles
+//! to their threads are freed. Records and handles are recognised by their layouts.
+
+use raddle_testkit::shapes;
+
+use std::{
+    alloc::Layout,
+    cell::RefCell,
+    sync::{
+        atomic::{AtomicUsize, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::alone;
+use raddle::{Engine, EngineKind, Token};
+use shapes::*;
+
+/// The numbers of allocations so far and of those still alive.
+struct Count(AtomicUsize, AtomicUsize);
+
+/// The layouts of records and of the separate accesses of an operation on five variables.
+const RECORD: Layout = layout(320, 64);
+const FIVE_ACCESSES: Layout = layout(5 * 32, 32);
+
+/// The layout of a worker's handle to its thread, which other allocations may have as well.
+const HANDLE: Layout = Layout::new::<thread::Thread>();
+
+static RECORDS: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
+static ACCESSES: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
+static HANDLES: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
+
+const fn layout(size: usize, align: usize) -> Layout {
+    match Layout::from_size_align(size, align) {
+        Ok(layout) => layout,
+        Err(_) => panic!("the alignment is not a power of two"),
+    }
+}
+
+impl Count {
+    fn of(layout: Layout) -> Option<&'static Self> {
+        match () {
+            () if layout == RECORD => Some(&RECORDS),
+            () if layout == FIVE_ACCESSES => Some(&ACCESSES),
+            () if layout == HANDLE => Some(&HANDLES),
+            () => None,
+        }
+    }
+
+    fn allocated(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+
+    fn alive(&self) -> usize {
+        self.1.load(Relaxed)
+    }
+}
+
+pub fn allocated(layout: Layout) {
+    if let Some(count) = Count::of(layout) {
+        count.0.fetch_add(1, Relaxed);
+        count.1.fetch_add(1, Relaxed);
+    }
+}
+
+pub fn freed(layout: Layout) {
+    if let Some(count) = Count::of(layout) {
+        count.1.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The number of records in a batch of the pool, including the list's own record.
+const BATCH: usize = 40;
+
+/// The number of deferred functions that a thread collects before passing them on to all threads. A thread that ends
+/// passes them on too.
+const BAG: usize = 64;
+
+/// The number of batches of records passed on together.
+const BATCHES: usize = 32;
+
+/// The limit on records awaiting release by the epoch or cached by a thread.
+const IN_TRANSIT: usize = 4 * BATCHES * BATCH;
+
+fn push(engine: &Engine, writes: &[&Token]) {
+    engine.op("").writes(writes.iter().copied()).push_sync(|_| {}).expect("the engine should be open");
+}
+
+/// Keeps pushing until at most `most` of the allocations tracked by `count` are alive. Each push may advance the epoch.
+#[track_caller]
+fn assert_comes_down_to(most: usize, count: &Count, engine: &Engine, what: &str) {
+    let (start, token) = (Instant::now(), engine.token());
+    while count.alive() > most {
+        push(engine, &[&token]);
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "{what}: {} are still allocated, more than {most}",
+            count.alive()
+        );
+    }
+}
+
+/// Pushes operations when it is dropped.
+struct PushesWhenDropped(Engine, Token);
+
+impl Drop for PushesWhenDropped {
+    fn drop(&mut self) {
+        (0..20).for_each(|_| push(&self.0, &[&self.1]));
+    }
+}
+
+// In whichever order destructors run: if the first of these is used before the engine and the other after it, one of
+// them is dropped after what the engine keeps for the thread.
+std::thread_local! {
+    static FIRST: RefCell<Option<PushesWhenDropped>> = const { RefCell::new(None) };
+    static LAST: RefCell<Option<PushesWhenDropped>> = const { RefCell::new(None) };
+}
+
+/// Starts and joins a thread that pushes an operation on `engine`, and whose thread-locals push operations on `late`
+/// that mutate `held` when they are dropped.
+fn push_at_the_end_of_a_thread(engine: &Engine, (late, held): (&Engine, &Token)) {
+    let (engine, token, late, held) = (engine.clone(), engine.token(), late.clone(), held.clone());
+    let pusher = move || {
+        let pushes_late = || Some(PushesWhenDropped(late.clone(), held.clone()));
+        FIRST.set(pushes_late());
+        push(&engine, &[&token]);
+        LAST.set(pushes_late());
+    };
+    thread::spawn(pusher).join().expect("the thread should not panic");
+}
+
+/// All cases share one test, since the counts cover the whole process.
+#[test]
+#[cfg_attr(miri, ignore = "needs many operations")]
+fn records_are_reused_and_freed() {
+    let _alone = alone();
+    // The naive engine runs every operation on the pushing thread, so only one cache of records exists.
+    let engine = Engine::builder().kind(EngineKind::Naive).build().expect("an engine");
+    let tokens: Vec<_> = (0..5).map(|_| engine.token()).collect();
+    let [one, four, five] = [1, 4, 5].map(|count| tokens[..count].iter().collect::<Vec<_>>());
+
+    for _ in 0..40_000 {
+        push(&engine, &one);
+        push(&engine, &four);
+    }
+    let before = RECORDS.allocated();
+    // One thread needs little more than the records that it passes on together.
+    const STEADY: usize = 2 * BATCHES * BATCH;
+    assert!(before < STEADY, "{before} records were allocated for 80,000 operations, run one at a time");
+    for _ in 0..20_000 {
+        push(&engine, &one);
+        push(&engine, &[]);
+    }
+    let more = RECORDS.allocated() - before;
+    assert!(more < BATCHES * BATCH, "{more} more records were allocated for 40,000 more operations");
+    assert_eq!(ACCESSES.allocated(), 0, "an operation on four variables has separate accesses");
+
+    // The separate accesses are freed with their record.
+    for _ in 0..100 * BAG {
+        push(&engine, &five);
+    }
+    assert_eq!(ACCESSES.allocated(), 100 * BAG);
+    // Other threads may read them until the epoch has passed, which takes longer than a bag does to fill.
+    let alive = ACCESSES.alive();
+    assert!(alive >= BAG, "only the accesses of {alive} complete operations have not been freed");
+    assert_comes_down_to(4 * BAG, &ACCESSES, &engine, "accesses of complete operations");
+
+    // A thread that ends returns the rest of its lists.
+    let before = RECORDS.alive();
+    // The deletion of the thread's variable is one more operation.
+    for pushes in [7, 35, 36, 37, 38].into_iter().cycle().take(3000) {
+        // These pushes make a batch available to the thread.
+        (0..4 * BATCH).for_each(|_| push(&engine, &one));
+        let (engine, token) = (engine.clone(), engine.token());
+        let pusher = move || (0..pushes).for_each(|_| push(&engine, &[&token]));
+        thread::spawn(pusher).join().expect("the thread should not panic");
+    }
+    assert_comes_down_to(before + IN_TRANSIT / 2, &RECORDS, &engine, "records of threads that have ended");
+
+    // Operations may still be pushed on a thread that has returned its lists.
+    let before = RECORDS.alive();
+    for _ in 0..1000 {
+        push_at_the_end_of_a_thread(&engine, (&engine, &engine.token()));
+    }
+    assert_comes_down_to(before + IN_TRANSIT / 2, &RECORDS, &engine, "records of destructors of thread-locals");
+
+    // The record of such an operation is its own until the operation completes, even if it was on a list.
+    let threaded = Engine::builder().kind(EngineKind::PerDevice).workers(1).build().expect("an engine");
+    let (held, (sender, receiver)) = (threaded.token(), mpsc::channel::<()>());
+    threaded.op("hold").writes([&held]).push_sync(move |_| _ = receiver.recv()).expect("the engine should be open");
+    for _ in 0..10 {
+        (0..4 * BATCH).for_each(|_| push(&engine, &one));
+        push_at_the_end_of_a_thread(&engine, (&threaded, &held));
+    }
+    (0..8 * BATCHES * BATCH).for_each(|_| push(&engine, &one));
+    let dump = threaded.dump();
+    assert_eq!((dump.ops().len(), dump.unlisted()), (1 + 10 * 2 * 20, 0), "{dump}");
+    drop(sender);
+    drop((threaded, held));
+
+    // Waiters leave stale entries in the queues, which the workers pop before they end.
+    let before = RECORDS.alive();
+    for _ in 0..100 {
+        let threaded = Engine::builder().kind(EngineKind::PerDevice).workers(1).build().expect("an engine");
+        let inside = threaded.downgrade();
+        let outer = threaded.op("").submit((), move |()| {
+            let submit = |_| inside.op("").submit((), |()| ()).expect("operations should be allowed to push");
+            (0..200)
+                .map(submit)
+                .collect::<Vec<_>>()
+                .into_iter()
+                .rev()
+                .for_each(|inner| inner.wait().expect("the operation should run"));
+        });
+        outer.expect("the engine should be open").wait().expect("the operation should run");
+    }
+    assert_comes_down_to(before + IN_TRANSIT, &RECORDS, &engine, "operations taken by waiters");
+
+    // A worker's handle to its thread is freed with its engine.
+    let before = HANDLES.alive();
+    for _ in 0..100 {
+        let threaded = Engine::builder().kind(EngineKind::PerDevice).workers(4).build().expect("an engine");
+        threaded.op("").push((), |()| ()).expect("the engine should be open");
+    }
+    assert_comes_down_to(before + 100, &HANDLES, &engine, "handles to the threads of engines that have ended");
+
+    // A handle is also freed after its worker has moved to another thread, as it does in a wait with a time limit.
+    let before = HANDLES.alive();
+    let threaded = Engine::builder().kind(EngineKind::PerDevice).workers(1).build().expect("an engine");
+    for _ in 0..1000 {
+        let inside = threaded.downgrade();
+        let outer = threaded.op("").submit((), move |()| {
+            let mut inner = inside.op("").submit((), |()| ()).expect("operations should be allowed to push");
+            inner.wait_timeout(Duration::from_secs(20)).expect("the operation should run");
+        });
+        outer.expect("the engine should be open").wait().expect("the operation should run");
+    }
+    assert_comes_down_to(before + 500, &HANDLES, &engine, "handles to the threads that a worker has left");
+    drop(threaded);
+
+    // The number of records kept for reuse is bounded, and all others are freed. One record left of each batch would show
+    // after a few rounds.
+    const KEPT: usize = (1 << 16) / BATCH * BATCH;
+    for round in 0..8 {
+        let (sender, receiver) = mpsc::channel();
+        engine
+            .push_async(
+                move |_, done| sender.send(done).expect("the test should receive the completion"),
+                [],
+                [&tokens[0]],
+            )
+            .expect("the engine should be open");
+        for _ in 0..KEPT + 1000 * BATCH {
+            push(&engine, &one);
+        }
+        assert!(RECORDS.alive() > KEPT + 1000 * BATCH);
+        receiver.recv().expect("the operation should have started").complete();
+        engine.wait_for_all().expect("no operation should fail");
+        assert_comes_down_to(KEPT + IN_TRANSIT, &RECORDS, &engine, "records of concurrently pending operations");
+        // The records that are kept are reused.
+        if round == 0 {
+            let before = RECORDS.allocated();
+            (0..2 * KEPT).for_each(|_| push(&engine, &one));
+            let more = RECORDS.allocated() - before;
+            assert!(more < IN_TRANSIT, "{more} more records were allocated for {} operations after a burst", 2 * KEPT);
+        }
+    }
+}

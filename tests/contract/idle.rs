@@ -1,0 +1,83 @@
+//! An idle engine uses no CPU after its spin time.
+
+#![forbid(unsafe_code)]
+#![cfg(target_os = "linux")]
+
+use raddle_testkit as common;
+
+use std::{thread, time::Duration};
+
+use common::shapes::*;
+use common::{child_succeeds, hold, is_child, share_of_a_core};
+use raddle::{Device, Engine, EngineKind, IdlePolicy, Property, SimulatedGpu};
+
+fn work(engine: &Engine) {
+    let value = engine.var(0);
+    for _ in 0..1000 {
+        engine.op("").push(value.write(), |value| *value += 1).unwrap();
+        for property in [Property::CopyToGpu, Property::CopyFromGpu, Property::CpuPrioritized] {
+            engine.op("").property(property).push((), |()| {}).unwrap();
+        }
+    }
+    assert_eq!(engine.get(&value).unwrap(), 1000);
+    engine.wait_for_all().unwrap();
+}
+
+/// Pushes an operation to each lane of a GPU. The first one starts the lane's thread.
+fn work_on_gpu(engine: &Engine) {
+    for property in [Property::CopyToGpu, Property::CopyFromGpu, Property::Normal, Property::GpuPrioritized] {
+        engine.op("").on(Device::Gpu(0)).property(property).push((), |()| {}).unwrap();
+    }
+    engine.wait_for_all().unwrap();
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn an_idle_engine_uses_no_cpu() {
+    child_succeeds("in_a_child_an_idle_engine_uses_no_cpu");
+}
+
+#[test]
+#[ignore = "measures the CPU time of its process; run by another test in a separate process"]
+fn in_a_child_an_idle_engine_uses_no_cpu() {
+    assert!(is_child());
+    let mut engines = Vec::new();
+    for kind in [EngineKind::Pooled, EngineKind::PerDevice] {
+        for idle in [IdlePolicy::Park, IdlePolicy::default(), IdlePolicy::SpinThenPark(Duration::from_millis(20))] {
+            engines.push(Engine::builder().kind(kind).workers(4).idle(idle).build().unwrap());
+        }
+    }
+    let with_gpu = Engine::builder().kind(EngineKind::PerDevice).workers(4).gpu(SimulatedGpu::new()).build().unwrap();
+    // First, the engines are new and unused.
+    thread::sleep(Duration::from_millis(100));
+    let share = share_of_a_core();
+    assert!(share < 0.04, "seven unused engines use {share} of a core");
+    // Next, the engines are idle again after work.
+    engines.iter().for_each(work);
+    work_on_gpu(&with_gpu);
+    thread::sleep(Duration::from_millis(100));
+    let share = share_of_a_core();
+    assert!(share < 0.04, "seven idle engines use {share} of a core");
+    // An operation is pending and three threads wait for it, one of them inside an operation, but no operation is
+    // ready to run.
+    let engine = &engines[1];
+    let token = engine.token();
+    let gate = hold(engine, &token);
+    engine.push_sync(|_| {}, [], [&token]).unwrap();
+    let (inner, held) = (engine.clone(), token.clone());
+    let inside = engine.op("").submit((), move |()| inner.wait_for_var(&held)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| engine.wait_for_all().unwrap());
+        scope.spawn(|| engine.wait_for_var(&token).unwrap());
+        thread::sleep(Duration::from_millis(100));
+        let share = share_of_a_core();
+        gate.open();
+        assert!(share < 0.04, "waiting threads use {share} of a core");
+    });
+    inside.wait().unwrap().unwrap();
+    // A spinning engine does use a core, so the measurement works.
+    let spinning = Engine::builder().kind(EngineKind::Pooled).workers(1).idle(IdlePolicy::Spin).build().unwrap();
+    let share = share_of_a_core();
+    assert!(share > 0.2, "a spinning engine uses only {share} of a core");
+    drop(spinning);
+}

@@ -1,0 +1,22 @@
+//! The engine's contract, rule by rule, and what a program may rely on beyond it: order, values, names, memory, misuse.
+//!
+//! A test that ends, measures or modifies its process runs in a process of its own, which `raddle_testkit::child` starts.
+
+mod affinity;
+mod api;
+mod bad_input;
+mod corpus;
+mod doctor;
+mod environment;
+mod fairness;
+mod guarded;
+mod idle;
+mod leaks;
+mod memory;
+mod names;
+mod ordering;
+mod panics;
+mod plugin;
+mod semantics;
+mod shuffle;
+mod values;

@@ -1,0 +1,4 @@
+//! The tests of the optional features.
+
+mod bridges;
+mod derive;

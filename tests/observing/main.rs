@@ -1,0 +1,6 @@
+//! What an engine shows of itself: traces, dumps, files for other programs, reports of watchdogs.
+
+mod dump;
+mod files;
+mod traces;
+mod watchdog;

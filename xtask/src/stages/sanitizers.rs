@@ -1,0 +1,222 @@
+//! The sanitizers, on the tests in which they can find something, and on planted bugs.
+
+use std::env;
+
+use crate::tools::{
+    Cmd, Result, as_root, cargo, glob, has_nightly, install, is_linux_x86, read, require, skip, target,
+};
+
+/// The sanitizers run on one platform; naming it keeps build scripts from being instrumented.
+const PLATFORM: &str = "x86_64-unknown-linux-gnu";
+
+/// A sanitizer with its build and its tests.
+struct Sanitizer {
+    /// Its name for the compiler.
+    name: &'static str,
+    flags: &'static str,
+    /// Whether it needs an instrumented standard library, and thus the compiler of Debian's `rustc-web`.
+    with_std: bool,
+    /// The arguments of `cargo test`.
+    tests: &'static [&'static str],
+    /// The planted bugs, with the words that must be in the reports.
+    planted: &'static [(&'static str, &'static str)],
+    /// The counterpart of a planted bug.
+    harmless: &'static str,
+}
+
+/// These tests leak deliberately: the engine forgets a panic payload whose drop may panic, and a test forgets a handle.
+const LEAKING: &str = "--skip panics::the_drop_of_a_payload_may_panic \
+    --skip a_forgotten_handle_keeps_nothing_alive_but_its_result";
+
+/// The leaking tests themselves, without the leak check.
+const WITHOUT_LEAKS: [&str; 2] = [
+    "--test contract -- panics::the_drop_of_a_payload_may_panic",
+    "--test compound -- a_forgotten_handle_keeps_nothing_alive_but_its_result",
+];
+
+/// Records are not reused in two of the builds (`raddle_unpooled`): a reused record would look alive and initialised, and
+/// its old bytes would hide leaks of memory to which they point.
+const SANITIZERS: [Sanitizer; 3] = [
+    Sanitizer {
+        name: "address",
+        flags: "-Zsanitizer=address --cfg raddle_unpooled",
+        with_std: false,
+        tests: &[
+            "--test contract -- semantics:: ordering:: leaks:: bad_input::",
+            "--test compound -- scopes:: children:: cancellation::",
+            "--test waiting -- waits_in_place:: deadlock:: stop::",
+            "--test observing -- traces:: dump::",
+            "--test devices --",
+        ],
+        planted: &[("use_after_free", "AddressSanitizer: heap-use-after-free"), ("leak", "Direct leak of")],
+        harmless: "no_leak",
+    },
+    Sanitizer {
+        name: "thread",
+        flags: "-Zsanitizer=thread --cfg raddle_tsan",
+        with_std: true,
+        // ThreadSanitizer supports at most 65,536 nested calls.
+        tests: &[
+            "--test contract -- semantics:: ordering:: leaks:: bad_input:: \
+             --skip a_naive_engine_runs_an_awaited_operation_at_any_depth",
+            "--test compound -- scopes:: children:: cancellation::",
+            "--test waiting -- waits_in_place:: deadlock:: stop:: --skip ten_thousand_nested_waits_end",
+            "--test observing -- traces:: dump::",
+            "--test devices --",
+        ],
+        planted: &[("data_race", "ThreadSanitizer: data race")],
+        harmless: "no_data_race",
+    },
+    Sanitizer {
+        name: "memory",
+        flags: "-Zsanitizer=memory -Zsanitizer-memory-track-origins --cfg raddle_unpooled",
+        with_std: true,
+        tests: &["--test contract -- leaks:: ordering::"],
+        planted: &[("uninitialised_read", "MemorySanitizer: use-of-uninitialized-value")],
+        harmless: "no_uninitialised_read",
+    },
+];
+
+impl Sanitizer {
+    /// Starts `cargo test` in the sanitizer's build.
+    fn test(&self, line: &str) -> Cmd {
+        let symbolizer = glob("/usr/lib/llvm-*/bin/llvm-symbolizer").unwrap_or_default();
+        let mut test = cargo(if self.with_std { "-Zbuild-std" } else { "+nightly" });
+        if self.with_std {
+            test = test.env("RUSTC", "/usr/bin/rustc").env("RUSTC_BOOTSTRAP", "1");
+        }
+        let suppressions = env::current_dir().unwrap_or_default().join("xtask/tsan.supp");
+        let options =
+            format!("halt_on_error=1 suppressions={} external_symbolizer_path={symbolizer}", suppressions.display());
+        // The instrumented libraries are slow. Optimizing them saves more time than it costs.
+        test.args(["--config", "profile.test.package.\"*\".opt-level = 1", "test", "--target", PLATFORM])
+            .args(line.split_whitespace())
+            .flags(&format!("sanitizers/{}", self.name), self.flags)
+            // The reports give lines.
+            .env("CARGO_PROFILE_TEST_DEBUG", "line-tables-only")
+            .env("RUST_BACKTRACE", "0")
+            .env("ASAN_SYMBOLIZER_PATH", &symbolizer)
+            .env("MSAN_SYMBOLIZER_PATH", &symbolizer)
+            .env("TSAN_OPTIONS", options)
+    }
+
+    fn build(&self) -> Result {
+        for line in self.tests {
+            let binary = line.split_once(" -- ").map_or(*line, |(binary, _)| binary);
+            self.test(&format!("{} --no-run", binary.trim_end_matches(" --"))).run()?;
+        }
+        self.test("--package raddle-testkit --test sanitizers --no-run").run()
+    }
+
+    fn run(&self) -> Result {
+        println!("with the sanitizer `{}`", self.name);
+        for line in self.tests {
+            let skips = if self.name == "address" { LEAKING } else { "" };
+            let text = self.test(&format!("{line} {skips}")).output()?;
+            println!("{text}");
+            // If the sanitizer ends the process before the first test, this does not count as success.
+            require(text.contains("test result: ok. ") && !text.contains("ok. 0 passed"), "no test ran")?;
+        }
+        if self.name == "address" {
+            for line in WITHOUT_LEAKS {
+                self.test(line).env("ASAN_OPTIONS", "detect_leaks=0").run()?;
+            }
+        }
+        self.planted.iter().try_for_each(|(bug, words)| self.finds(bug, words))?;
+        let (succeeds, text) = self.planted(self.harmless);
+        let is_silent = succeeds && text.contains("test result: ok. 1 passed");
+        require(is_silent, format!("{text}\n`{}` was reported, although it has no bug", self.harmless))
+    }
+
+    /// Runs a planted bug or the counterpart of one.
+    fn planted(&self, name: &str) -> (bool, String) {
+        let line = "--package raddle-testkit --test sanitizers -- --exact --ignored --nocapture --test-threads=1";
+        self.test(&format!("{line} {name}")).capture()
+    }
+
+    /// Requires a report on a planted bug in one of at most four runs: whether a leak is found depends on when the epoch
+    /// allows records to be freed.
+    fn finds(&self, bug: &str, words: &str) -> Result {
+        let mut last = String::new();
+        for run in 1..=4 {
+            let (succeeds, text) = self.planted(bug);
+            if !succeeds && text.contains("running 1 test") && text.contains(words) {
+                println!("found as expected, in run {run}: {bug}");
+                return Ok(());
+            }
+            last = text;
+            if !succeeds {
+                break;
+            }
+        }
+        Err(format!("{last}\nthe planted bug `{bug}` was not reported as `{words}`"))
+    }
+}
+
+/// Returns the sanitizers whose compilers are available.
+fn available() -> Vec<&'static Sanitizer> {
+    if !is_linux_x86() {
+        skip("the sanitizers are set up for Linux on x86-64 only");
+        return Vec::new();
+    }
+    let (nightly, with_std) = (has_nightly(), has_instrumenting_compiler());
+    if !nightly {
+        skip("AddressSanitizer and LeakSanitizer: there is no nightly toolchain");
+    }
+    if !with_std {
+        skip("ThreadSanitizer and MemorySanitizer: Debian's rustc-web and rust-web-src are not installed");
+    }
+    SANITIZERS.iter().filter(|sanitizer| if sanitizer.with_std { with_std } else { nightly }).collect()
+}
+
+pub fn build() -> Result {
+    available().iter().try_for_each(|sanitizer| sanitizer.build())
+}
+
+pub fn run() -> Result {
+    available().iter().try_for_each(|sanitizer| {
+        let result = sanitizer.run();
+        if env::var_os(crate::ALL).is_some() {
+            // The builds are large, and no other stage uses them.
+            let _ = std::fs::remove_dir_all(target("sanitizers").join(sanitizer.name));
+        }
+        result
+    })
+}
+
+/// Finds or installs a compiler and the sources of its standard library, which must be instrumented as well. rustup's
+/// toolchains lack the sources by default. Debian has them in a package for `rustc-web`, which takes the sanitizers'
+/// runtimes from a package of clang.
+fn has_instrumenting_compiler() -> bool {
+    let sources = "/usr/lib/rustlib/src/rust/library/std/Cargo.toml";
+    let is_usable = || is_recent("/usr/bin/rustc") && glob(sources).is_some();
+    let packages = "rustc-web rust-web-src";
+    let install_both = || as_root(&format!("apt-get update && apt-get install -qy --no-install-recommends {packages}"));
+    if !(is_usable() || install_both() && is_usable()) {
+        return false;
+    }
+    let version = Cmd::new("/usr/bin/rustc").arg("-vV").capture().1;
+    let llvm = version.split("LLVM version: ").nth(1).and_then(|rest| rest.split('.').next()).unwrap_or_default();
+    if !install(&format!("/usr/lib/llvm-{llvm}/bin/llvm-symbolizer"), &format!("llvm-{llvm}")) {
+        return false;
+    }
+    ["tsan", "msan"].iter().all(|name| {
+        let runtime = format!("/usr/lib/llvm-{llvm}/lib/clang/*/lib/linux/libclang_rt.{name}-x86_64.a");
+        // The compiler expects the runtime under this name; an existing link may point to another version.
+        let link = format!("/usr/lib/rustlib/{PLATFORM}/lib/librustc-stable_rt.{name}.a");
+        install(&runtime, &format!("libclang-rt-{llvm}-dev"))
+            && (as_root(&format!("ln -sf {} {link}", glob(&runtime).unwrap_or_default())) || glob(&link).is_some())
+    })
+}
+
+/// Returns whether the compiler exists and is new enough for the package.
+fn is_recent(compiler: &str) -> bool {
+    let number = |text: &str| -> Option<(u32, u32)> {
+        let mut parts = text.split('.').map(|part| part.parse().ok());
+        Some((parts.next()??, parts.next()??))
+    };
+    let manifest = read("Cargo.toml").unwrap_or_default();
+    let wanted = manifest.split("\nrust-version = \"").nth(1).and_then(|rest| number(rest.split('"').next()?));
+    let (exists, version) = Cmd::new(compiler).arg("--version").capture();
+    exists && version.split(' ').nth(1).and_then(number) >= wanted
+}
