@@ -13,7 +13,11 @@ use std::{
     thread,
 };
 
-use raddle::{Device, DeviceVec, Engine, EngineKind, PinnedVec, Recorder, SimulatedGpu, Token, Var, simulated::Clock};
+use raddle::{
+    Device, Engine, EngineKind, Token, Var,
+    gpu::{DeviceVec, PinnedVec, SimulatedGpu, simulated::Clock},
+    trace::Recorder,
+};
 use shapes::*;
 
 struct Counting;

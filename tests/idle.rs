@@ -10,7 +10,7 @@ use std::{thread, time::Duration};
 
 use common::shapes::*;
 use common::{hold, share_of_a_core, watched};
-use raddle::{Device, Engine, EngineKind, IdlePolicy, Property, SimulatedGpu};
+use raddle::{Device, Engine, EngineKind, IdlePolicy, Property, gpu::SimulatedGpu};
 
 fn work(engine: &Engine) {
     let value = engine.var(0);

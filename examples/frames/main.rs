@@ -35,7 +35,7 @@ use clap::{Parser, ValueEnum, value_parser};
 use hdrhistogram::Histogram;
 use image::{ImageFormat, ImageResult, RgbImage, imageops};
 use indicatif::{ProgressBar, ProgressStyle};
-use raddle::{Cause, Engine, EngineKind, OpHandle, Recorder, WaitError};
+use raddle::{Engine, EngineKind, OpHandle, WaitError, error::Cause, trace::Recorder};
 
 use camera::{Camera, FrameLost, Size};
 use filters::Statistics;

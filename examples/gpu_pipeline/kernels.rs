@@ -60,7 +60,7 @@ pub fn tone(raw: &[u8], smooth: &[u8], toned: &mut [u8]) {
 pub mod cuda {
     use std::sync::Arc;
 
-    use raddle::{
+    use raddle::gpu::{
         DeviceVec, GpuStream,
         cudarc::{
             driver::{CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg},

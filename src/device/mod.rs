@@ -27,8 +27,8 @@
 //!
 //! # After a loss
 //!
-//! After an error that [is a loss](crate::DeviceError::is_lost), later commands and queries on all streams of the
-//! device return a loss, and so do allocations. Once [`Driver::abandon`](driver::Driver::abandon) has returned, no
+//! After an error that [is a loss](crate::error::DeviceError::is_lost), later commands and queries on all streams of
+//! the device return a loss, and so do allocations. Once [`Driver::abandon`](driver::Driver::abandon) has returned, no
 //! block that the device may still touch is reused. Blocks can still be returned to the pool. The head of `cuda` states
 //! what a lost GPU may still do.
 

@@ -10,7 +10,7 @@ use crate::values::name::Name;
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let engine = raddle::Engine::builder().workers(1).build()?;
-/// use raddle::{Guarded, UseErrorKind};
+/// use raddle::{Guarded, error::UseErrorKind};
 ///
 /// let frame = Guarded::new(engine.token().named("frame"), 0);
 /// let error = frame.read().unwrap_err(); // outside operations

@@ -1,7 +1,10 @@
-//! Services of the process and the operating system: clocks, cores, panics, stacks, and checks of the machine.
+//! The process and the machine: where workers run, and what the machine permits an engine to do.
 
 pub(crate) mod clock;
-pub(crate) mod doctor;
+mod doctor;
 pub(crate) mod panics;
 pub(crate) mod stack;
 pub(crate) mod topology;
+
+pub use doctor::{Diagnosis, Finding, doctor};
+pub use topology::Placement;

@@ -21,7 +21,7 @@ use crate::values::name::Name;
 /// The unit of a ring.
 pub(super) type Slot = [u64; 4];
 
-/// The identity of an operation in the traces of one [`Recorder`](crate::Recorder).
+/// The identity of an operation in the traces of one [`Recorder`](crate::trace::Recorder).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub(crate) u64);
 
@@ -31,7 +31,7 @@ impl fmt::Display for OpId {
     }
 }
 
-/// The identity of a variable in the traces of one [`Recorder`](crate::Recorder).
+/// The identity of a variable in the traces of one [`Recorder`](crate::trace::Recorder).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VarId(pub(crate) u64);
 

@@ -232,7 +232,7 @@ impl Trace {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let recorder = raddle::Recorder::new();
+    /// let recorder = raddle::trace::Recorder::new();
     /// let engine = raddle::Engine::builder().workers(1).recorder(&recorder).build()?;
     /// engine.op("hello").push((), |()| println!("hello"))?;
     /// engine.wait_for_all()?;

@@ -119,7 +119,7 @@ impl TracedOp {
     }
 }
 
-/// What a [`Recorder`](crate::Recorder) has recorded.
+/// What a [`Recorder`](crate::trace::Recorder) has recorded.
 #[derive(Clone, Debug)]
 pub struct Trace {
     pub(super) ops: Vec<TracedOp>,

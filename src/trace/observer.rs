@@ -19,7 +19,7 @@ use crate::values::{device::Device, name::Name};
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-/// use raddle::{Engine, ObservedOp, Observer, Outcome};
+/// use raddle::{Engine, trace::{ObservedOp, Observer, Outcome}};
 ///
 /// static FAILED: AtomicU64 = AtomicU64::new(0);
 ///
@@ -160,7 +160,7 @@ impl ObservedOp<'_> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Engine, ObservedOp, Observer};
+    /// use raddle::{Engine, trace::{ObservedOp, Observer}};
     ///
     /// struct Edges;
     /// impl Observer for Edges {

@@ -72,7 +72,7 @@ pub enum OrderViolation {
     /// and the last before the first.
     Cycle(Vec<TracedOp>),
     /// Events were lost, so the order cannot be checked. Take the trace more often, or give the
-    /// [recorder](crate::Recorder::with_capacity) more room.
+    /// [recorder](crate::trace::Recorder::with_capacity) more room.
     Incomplete {
         /// The number of lost events.
         lost: u64,
@@ -125,7 +125,7 @@ impl Trace {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let recorder = raddle::Recorder::new();
+    /// let recorder = raddle::trace::Recorder::new();
     /// let engine = raddle::Engine::builder().workers(2).recorder(&recorder).build()?;
     /// let x = engine.var(0);
     /// for _ in 0..100 {

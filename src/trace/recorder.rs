@@ -71,7 +71,7 @@ const TICKS_BITS: u32 = 4;
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{Engine, Recorder};
+/// use raddle::{Engine, trace::Recorder};
 ///
 /// let recorder = Recorder::new();
 /// let engine = Engine::builder().workers(2).recorder(&recorder).build()?;
@@ -167,7 +167,7 @@ impl Recorder {
     /// operation, two if it returns before its operation ends, and, if it waits, one and two more for each wait.
     ///
     /// ```
-    /// let recorder = raddle::Recorder::with_capacity(64 << 20); // for long runs
+    /// let recorder = raddle::trace::Recorder::with_capacity(64 << 20); // for long runs
     /// # drop(recorder);
     /// ```
     #[must_use]
@@ -194,7 +194,8 @@ impl Recorder {
     }
 
     /// Takes the trace of everything since the last call or the recorder's creation. Operations that are not
-    /// [over](crate::TracedOp::is_over) appear in this trace with their events so far, and in full in a later trace.
+    /// [over](crate::trace::TracedOp::is_over) appear in this trace with their events so far, and in full in a later
+    /// trace.
     ///
     /// This may be called at any time, even while operations run. The first call on a recorder younger than 10 ms
     /// sleeps until the recorder is that old, to measure the rate of the processor's clock.

@@ -48,7 +48,7 @@ impl Trace {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use std::{thread, time::Duration};
     ///
-    /// let recorder = raddle::Recorder::new();
+    /// let recorder = raddle::trace::Recorder::new();
     /// let engine = raddle::Engine::builder().workers(2).recorder(&recorder).build()?;
     /// let image = engine.var(0);
     /// engine.op("load").push(image.write(), |_| thread::sleep(Duration::from_millis(20)))?;
@@ -105,7 +105,7 @@ impl Trace {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let recorder = raddle::Recorder::new();
+    /// let recorder = raddle::trace::Recorder::new();
     /// let engine = raddle::Engine::builder().workers(1).recorder(&recorder).build()?;
     /// engine.op("hello").push((), |()| println!("hello"))?;
     /// engine.wait_for_all()?;

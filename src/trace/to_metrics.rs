@@ -28,7 +28,7 @@ use super::{
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // The program first installs an exporter, such as the one in `metrics-exporter-prometheus`.
-/// let engine = raddle::Engine::builder().workers(1).observer(raddle::MetricsObserver::new()).build()?;
+/// let engine = raddle::Engine::builder().workers(1).observer(raddle::trace::MetricsObserver::new()).build()?;
 /// engine.op("load").push((), |()| {})?;
 /// engine.wait_for_all()?;
 /// # Ok(())

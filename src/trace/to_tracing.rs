@@ -22,7 +22,7 @@ use super::{
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let engine = raddle::Engine::builder().workers(1).observer(raddle::TracingObserver::new()).build()?;
+/// let engine = raddle::Engine::builder().workers(1).observer(raddle::trace::TracingObserver::new()).build()?;
 /// engine.op("load").push((), |()| tracing::info!("loading"))?; // in the span `operation{name="load" worker="cpu 0" …}`
 /// engine.wait_for_all()?;
 /// # Ok(())

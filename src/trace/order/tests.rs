@@ -1,7 +1,10 @@
 //! Tests of the checker, with traces that break the rule.
 
 use super::*;
-use crate::{Engine, OpId, Recorder};
+use crate::{
+    Engine,
+    trace::{OpId, Recorder},
+};
 
 /// Returns a trace of two threads that push operations on the same two variables.
 fn trace() -> Trace {
@@ -106,8 +109,8 @@ fn a_reader_that_something_else_held_back_is_not_late() {
     // The first reader also mutates another variable, which the third reads.
     let mut other = trace.clone();
     let variable = VarId(u64::MAX >> 2);
-    other.ops[first].accesses.push((variable, crate::AccessMode::Write));
-    other.ops[third].accesses.push((variable, crate::AccessMode::Read));
+    other.ops[first].accesses.push((variable, crate::trace::AccessMode::Write));
+    other.ops[third].accesses.push((variable, crate::trace::AccessMode::Read));
     other.ops[third].ready = other.ops[first].ended;
     other.check_order().expect("the third reader should have waited for the other variable");
     // The second reader was pushed when the first one ended.
