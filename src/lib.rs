@@ -92,8 +92,10 @@ pub use api::{
 pub use engine::{wait::blocking, worker_thread::unpinned};
 #[doc(no_inline)]
 pub use error::{OpError, PushError, WaitError};
+#[doc(inline)]
+pub use raddle_trace::Name;
 pub use scheduler::IdlePolicy;
-pub use values::{device::Device, kind::EngineKind, name::Name, property::Property};
+pub use values::{device::Device, kind::EngineKind, property::Property};
 
 #[cfg(feature = "derive")]
 pub use raddle_derive::Accesses;

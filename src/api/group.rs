@@ -10,7 +10,7 @@ use crate::{
     engine::{core::Core, group},
     error::wait::WaitError,
     notify::claim::Cancel,
-    values::name::Name,
+    values::Name,
 };
 
 impl Engine {

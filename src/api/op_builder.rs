@@ -46,7 +46,7 @@ use crate::{
     error::{BoxError, device::DeviceError, op::Cause, push::PushError},
     gpu,
     tracker::{INLINE_ACCESSES, Mode},
-    values::{device::Device, name::Name, property::Property},
+    values::{Name, device::Device, property::Property},
 };
 
 /// Calls the function of a device operation with the operation's stream.

@@ -4,6 +4,11 @@
 //! [`Stream`](driver::Stream): a queue of commands that the device executes without the host. There are two drivers:
 //! [`simulated`], which needs no hardware, and `cuda`, in builds with the feature `cuda`.
 //!
+//! The folder is no crate, but has one public face, [`gpu`](crate::gpu): drivers use the atomics, locks and fork marks
+//! of `sync`, which models replace, so these would have to be crates, too. The engine also uses some fifty items that
+//! no program may see, such as [`Stream::copy`](driver::Stream::copy), whose safety conditions only the engine can
+//! meet.
+//!
 //! # Who may touch what
 //!
 //! | what | who |

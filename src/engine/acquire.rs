@@ -49,7 +49,7 @@ use crate::{
         wait::WaitError,
     },
     notify::{claim::Claim, oneshot::Oneshot},
-    values::name::Name,
+    values::Name,
 };
 
 /// The right to use the variables of an operation whose turn has come. Dropping it releases the variables.

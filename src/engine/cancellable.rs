@@ -43,7 +43,7 @@ use crate::{
         lock,
     },
     testing::weaken::{Step, removed},
-    values::name::Name,
+    values::Name,
 };
 
 /// The function of a cancellable operation. The head of this module states which thread may call it, at most once, or

@@ -25,14 +25,14 @@ use crate::{
         sleepers::{Awaits, OpenScope, Sleeper},
         waiters::Goal,
     },
+    scheduler::priority_of,
     trace::{
+        OpId,
         dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind},
-        event::OpId,
-        history::priority_of,
         recorder::Recorded,
     },
     tracker::{Op, Standing, Successors, each_marked},
-    values::name::Name,
+    values::Name,
 };
 
 impl Core {

@@ -56,7 +56,7 @@ use crate::{
     sync::thread_static,
     testing::weaken::{Step, removed},
     tracker::{Op, VarQueue},
-    values::name::Name,
+    values::Name,
 };
 
 /// Records that program code is running on this thread, usually for an operation.

@@ -34,7 +34,7 @@ use crate::{
     scheduler::{DEFAULT_BAND, band_of},
     sync::Ordering::Relaxed,
     tracker::{self, INLINE_ACCESSES, Mode, OpRef},
-    values::{kind::EngineKind, name::Name},
+    values::{Name, kind::EngineKind},
 };
 
 impl Core {

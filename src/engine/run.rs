@@ -25,7 +25,7 @@ use crate::{
     notify::{async_state::AsyncState, pending::Ticket},
     system::panics,
     testing::weaken::{Step, removed},
-    trace::event::Outcome,
+    trace::Outcome,
     tracker::{self, Hold, Op, OpRef, ReadyList},
     values::device::Device,
 };

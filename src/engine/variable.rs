@@ -46,7 +46,7 @@ use crate::{
         cell::UnsafeCell,
     },
     tracker::{Access, VarQueue},
-    values::name::Name,
+    values::Name,
 };
 
 /// One variable. Its queue decides which operations may use the other fields. The fields used by pushes share no cache

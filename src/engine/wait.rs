@@ -41,7 +41,7 @@ use crate::{
         sleepers::{Awaits, Sleeps},
         waiters::{Goal, IsOver},
     },
-    values::name::Name,
+    values::Name,
 };
 
 /// The name of the operation that waits for a variable.

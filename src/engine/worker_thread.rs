@@ -14,7 +14,7 @@ use crate::{
     sync::thread_static,
     system::{Placement, panics, topology},
     threads::pool::{BoxedWorker, Ended, disown_thread},
-    trace::event::Place,
+    trace::Place,
     tracker::OpRef,
 };
 

@@ -3,7 +3,7 @@
 use std::{error::Error, fmt, panic::Location};
 
 use super::deadlock::Pushed;
-use crate::values::name::Name;
+use crate::values::Name;
 
 /// A refused use of a [`Guarded`](crate::Guarded) value.
 ///

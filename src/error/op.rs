@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     system::panics::{self, Payload},
-    values::name::Name,
+    values::Name,
 };
 
 /// Why an operation failed.

@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, panic::Location};
 
-use crate::values::{device::Device, name::Name, property::Property};
+use crate::values::{Name, device::Device, property::Property};
 
 pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked process; build another engine here";
 

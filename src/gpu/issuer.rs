@@ -54,7 +54,6 @@ use crate::{
     sync::lock,
     system::panics,
     threads::pool::{BoxedWorker, Ended},
-    trace::event::Outcome,
     tracker::{self, Hold, Op, OpRef, ReadyList},
     values::device::Device,
 };
@@ -578,7 +577,7 @@ impl Issuer<'_> {
                 (Ok(()), Some(error)) => flight.result = Err(self.core.lose_on_device(&flight.op, error)),
                 (Err(_), _) => {}
             }
-            self.core.record_end(&flight.op, Outcome::of(&flight.result, FnState::Called), FnState::Called);
+            self.core.record_end(&flight.op, FnState::Called.outcome(&flight.result), FnState::Called);
         }
         self.passed = seq;
         self.lane().timeline.complete(seq);

@@ -1,4 +1,7 @@
 //! The process and the machine: where workers run, and what the machine permits an engine to do.
+//!
+//! [`doctor`](doctor()) examines the machine with the functions that an engine uses, so it sees the same clock and
+//! cores.
 
 pub(crate) mod clock;
 mod doctor;

@@ -11,19 +11,13 @@
 //!
 //! The guide has chapters on [seeing what happened](crate::guide::seeing) and on [hangs](crate::guide::hangs).
 
-mod chrome;
 pub(crate) mod dump;
-pub(crate) mod event;
-mod export;
-mod graph;
-pub(crate) mod history;
 pub(crate) mod observer;
-pub(crate) mod order;
-mod perfetto;
 pub(crate) mod profile;
 pub(crate) mod recorder;
-pub(crate) mod report;
 pub(crate) mod stats;
+#[cfg(test)]
+mod tests;
 #[cfg(feature = "metrics")]
 pub(crate) mod to_metrics;
 #[cfg(feature = "tracing")]
@@ -32,13 +26,14 @@ pub(crate) mod watchdog;
 mod writers;
 
 pub use dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind};
-pub use event::{AccessMode, OpId, Outcome, Place, VarId};
-pub use history::{Run, Trace, TracedOp};
 pub use observer::{ObservedAccess, ObservedOp, Observer};
-pub use order::{OrderReport, OrderViolation};
+#[doc(inline)]
+pub use raddle_trace::{
+    AccessMode, CriticalStep, OpId, OpStats, OrderReport, OrderViolation, Outcome, Place, Run, Times, Trace, TracedOp,
+    VarId,
+};
 pub use recorder::Recorder;
-pub use report::CriticalStep;
-pub use stats::{LaneStats, OpStats, Stats, Times, WorkerStats};
+pub use stats::{LaneStats, Stats, WorkerStats};
 #[cfg(feature = "metrics")]
 pub use to_metrics::MetricsObserver;
 #[cfg(feature = "tracing")]

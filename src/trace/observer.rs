@@ -2,11 +2,10 @@
 
 use std::{fmt, panic::Location, time::Duration};
 
-use super::{
-    event::{AccessMode, OpId, Outcome, Place, VarId},
-    recorder::Recorder,
-};
-use crate::values::{device::Device, name::Name};
+use raddle_trace::{AccessMode, OpId, Outcome, Place, VarId};
+
+use super::recorder::Recorder;
+use crate::values::{Name, device::Device};
 
 /// Program code that an engine calls at each step of an operation, on the thread that takes the step. See
 /// [`EngineBuilder::observer`](crate::EngineBuilder::observer).

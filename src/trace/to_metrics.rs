@@ -7,10 +7,9 @@ use std::{
 
 use metrics::{counter, gauge, histogram};
 
-use super::{
-    event::{OpId, Outcome},
-    observer::{ObservedOp, Observer},
-};
+use raddle_trace::{OpId, Outcome};
+
+use super::observer::{ObservedOp, Observer};
 
 /// An observer that reports an engine's operations to the crate [`metrics`](https://docs.rs/metrics).
 ///
@@ -97,7 +96,7 @@ impl Observer for MetricsObserver {
         let outcome = match outcome {
             Outcome::Succeeded => "succeeded",
             Outcome::Failed => "failed",
-            Outcome::Skipped => "skipped",
+            _ => "skipped",
         };
         counter!("raddle_operations_total", "operation" => op.name.to_owned(), "outcome" => outcome).increment(1);
         gauge!("raddle_operations_pending").decrement(1);

@@ -4,10 +4,9 @@ use std::cell::RefCell;
 
 use tracing::{Level, span::EnteredSpan};
 
-use super::{
-    event::{OpId, Outcome},
-    observer::{ObservedOp, Observer},
-};
+use raddle_trace::{OpId, Outcome};
+
+use super::observer::{ObservedOp, Observer};
 
 /// An observer that reports an engine's operations to the crate [`tracing`](https://docs.rs/tracing).
 ///
@@ -106,7 +105,7 @@ impl Observer for TracingObserver {
             Outcome::Failed => {
                 tracing::event!(target: TARGET, Level::WARN, name = op.name, pushed_at = %op.location, "failed");
             }
-            Outcome::Skipped => {
+            _ => {
                 tracing::event!(target: TARGET, Level::INFO, name = op.name, pushed_at = %op.location, "skipped");
             }
         }

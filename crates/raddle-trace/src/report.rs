@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::{
+use crate::{
     chrome::Json,
     event::{AccessMode, OpId, Place, VarId},
     history::{Run, Trace, TracedOp},
@@ -100,8 +100,7 @@ impl Trace {
     ///
     /// The latency at the head of the page is the average time from push to end of the operations with one name. Of the
     /// names whose results no other name uses, or of all names if there are none, it is the one with the highest
-    /// [priority](crate::OpBuilder::priority); of several, the one with the longest latency. The page shows the
-    /// latencies of other names on request.
+    /// priority; of several, the one with the longest latency. The page shows the latencies of other names on request.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
