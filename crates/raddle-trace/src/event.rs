@@ -41,7 +41,6 @@ const VARIABLE_BITS: u32 = 44;
 impl VarId {
     #[doc(hidden)]
     #[inline]
-    #[must_use]
     pub fn new(engine: u16, variable: u64) -> Self {
         Self(u64::from(engine) << VARIABLE_BITS | variable & ((1 << VARIABLE_BITS) - 1))
     }
@@ -127,7 +126,6 @@ const ON_GPU: u64 = 1 << 41;
 impl Place {
     #[doc(hidden)]
     #[inline]
-    #[must_use]
     pub fn to_word(self) -> PlaceWord {
         PlaceWord(match self {
             Self::Worker { engine, lane, worker } => {
@@ -140,7 +138,6 @@ impl Place {
 
     #[doc(hidden)]
     #[inline]
-    #[must_use]
     pub fn from_word(PlaceWord(word): PlaceWord) -> Self {
         let (engine, lane, low) = ((word >> 24) as u16, (word >> 16) as u8, word as u16);
         if word & ON_WORKER != 0 {

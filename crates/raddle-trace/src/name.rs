@@ -70,7 +70,6 @@ impl Name {
     /// Returns the string of a name that owns no memory.
     #[doc(hidden)]
     #[inline]
-    #[must_use]
     pub fn as_static(&self) -> Option<&'static str> {
         match self.0 {
             Repr::Static(name) => Some(name),
@@ -81,7 +80,6 @@ impl Name {
     /// Converts the name into two words, which own it until [`from_words`](Self::from_words) restores it.
     #[doc(hidden)]
     #[inline]
-    #[must_use]
     pub fn into_words(self) -> [usize; 2] {
         match self.0 {
             Repr::Static(name) => [name.as_ptr().expose_provenance(), name.len()],
@@ -95,7 +93,6 @@ impl Name {
     /// 1. The words came from `into_words`, and this is called once with them.
     #[doc(hidden)]
     #[inline]
-    #[must_use]
     pub unsafe fn from_words([start, len]: [usize; 2]) -> Self {
         if len == SHARED {
             // SAFETY: by (1) the pointer came from an `Arc`, which the words own.
@@ -110,7 +107,6 @@ impl Name {
     /// Returns whether the name owns memory.
     #[doc(hidden)]
     #[inline]
-    #[must_use]
     pub fn is_shared(&self) -> bool {
         matches!(self.0, Repr::Shared(_))
     }
