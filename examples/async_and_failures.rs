@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use std::{env, fs, io, panic, process, thread};
 
-use raddle::{Cause, Engine, OpError, WaitError};
+use raddle::{Engine, OpError, WaitError, error::Cause};
 
 fn main() -> Result<(), Box<dyn Error>> {
     announce_panics();

@@ -10,7 +10,7 @@
 //! it is an operation whose function returns a future. The operation holds all accounts while it waits for an auditor,
 //! but occupies no worker.
 
-use raddle::{BoxError, Engine, Var, WaitError, cx};
+use raddle::{Engine, Var, WaitError, cx, error::BoxError};
 use tokio::{runtime, sync::oneshot, task::yield_now};
 
 const ACCOUNTS: usize = 4;

@@ -6,10 +6,10 @@
 
 use std::error::Error;
 
-use raddle::{Engine, Placement};
+use raddle::{Engine, system::Placement};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    print!("{}", raddle::doctor());
+    print!("{}", raddle::system::doctor());
 
     let engine = Engine::builder().build()?;
     println!("\nAn engine of the kind {} with the default settings:", engine.kind());

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use raddle::{Cause, Engine, EngineKind, Var, WaitError, cx};
+use raddle::{Engine, EngineKind, Var, WaitError, cx, error::Cause};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let engine = Engine::builder().build()?;

@@ -13,7 +13,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use raddle::{BoxError, Engine, Var};
+use raddle::{Engine, Var, error::BoxError};
 use tokio::runtime;
 
 const BUFFERS: usize = 4;

@@ -11,7 +11,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use raddle::{Device, Engine, SimulatedGpu};
+use raddle::{Device, Engine, gpu::SimulatedGpu};
 
 const GPU: Device = Device::Gpu(0);
 const SLOTS: usize = 2;

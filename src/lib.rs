@@ -46,27 +46,31 @@
 //! [`Token`]s order operations on things outside the engine. An operation may name variables of both kinds. If an
 //! operation declares [`cx()`], its function receives the operation's [`OpContext`]. The documentation of [`OpBuilder`]
 //! has a table of all push methods. An [`Operator`] is created once and may be pushed any number of times.
-//! [`OpBuilder::on`] selects a GPU, and [`OpBuilder::launch`] pushes a GPU operation, which may use [`DeviceVec`]s and
-//! [`PinnedVec`]s. The guide has a [chapter](guide::gpus) on GPUs.
+//! [`OpBuilder::on`] selects a GPU, and [`OpBuilder::launch`] pushes a GPU operation, which may use
+//! [values in device memory](gpu::DeviceVec). The guide has a [chapter](guide::gpus) on GPUs.
+//!
+//! The names that most programs use are at the root. The others are in modules: [`trace`] for seeing what an engine
+//! does, [`gpu`] for devices, [`error`] for the parts of errors, [`access`] for the types of declarations, and
+//! [`system`] for the machine.
 
 mod api;
 mod device;
 mod engine;
-mod error;
-mod gpu;
+pub mod error;
+pub mod gpu;
 mod memory;
 mod notify;
 mod scheduler;
 mod sync;
-mod system;
+pub mod system;
 mod testing;
 mod threads;
-mod trace;
+pub mod trace;
 mod tracker;
 mod values;
 
 pub use api::{
-    accesses::{AccessRefs, Accesses, Cx, Refs, ScopedAccesses, cx, each},
+    accesses::{Accesses, cx, each},
     acquire::Acquire,
     builder::EngineBuilder,
     completion::Completion,
@@ -85,58 +89,25 @@ pub use api::{
     token::Token,
     var::{Read, Var, Write},
 };
-/// The version of cudarc that [`CudaGpu`] is built on.
-///
-/// cudarc is a 0.x crate, so a new minor version can break programs that use this re-export. Adopting such a version is
-/// therefore a breaking change of this crate too. A program that needs another version of cudarc must depend on it
-/// directly.
-#[cfg(feature = "cuda")]
-pub use cudarc;
-#[cfg(feature = "cuda")]
-pub use device::cuda::CudaGpu;
-pub use device::{
-    driver::GpuDriver,
-    memory::{DeviceVec, PinnedVec},
-    simulated::{self, SimulatedGpu, SimulatedStream},
-    stream::{GpuStream, ImportedStream},
-};
 pub use engine::{wait::blocking, worker_thread::unpinned};
-pub use error::{
-    BoxError,
-    build::{BuildError, ShutdownError},
-    deadlock::Deadlock,
-    device::DeviceError,
-    guarded::{UseError, UseErrorKind},
-    op::{Cause, OpError},
-    push::{PushError, RefusedAccess},
-    wait::WaitError,
-};
+#[doc(no_inline)]
+pub use error::{OpError, PushError, WaitError};
+#[doc(inline)]
+pub use raddle_trace::Name;
 pub use scheduler::IdlePolicy;
-pub use system::doctor::{Diagnosis, Finding, doctor};
-pub use trace::{
-    dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind},
-    event::{AccessMode, OpId, Outcome, Place, VarId},
-    history::{Run, Trace, TracedOp},
-    observer::{ObservedAccess, ObservedOp, Observer},
-    order::{OrderReport, OrderViolation},
-    recorder::Recorder,
-    report::CriticalStep,
-    stats::{LaneStats, OpStats, Stats, Times, WorkerStats},
-    watchdog::{Problem, Watchdog, WatchdogReport},
-};
-pub use values::{
-    device::Device,
-    kind::{EngineKind, Placement},
-    name::Name,
-    property::Property,
-};
+pub use values::{device::Device, kind::EngineKind, property::Property};
 
 #[cfg(feature = "derive")]
 pub use raddle_derive::Accesses;
-#[cfg(feature = "metrics")]
-pub use trace::to_metrics::MetricsObserver;
-#[cfg(feature = "tracing")]
-pub use trace::to_tracing::TracingObserver;
+
+/// What operations declare: the types behind [`Accesses`].
+///
+/// A program seldom names these types. [`Accesses`] itself, [`cx`] and [`each`] are at the crate's root.
+pub mod access {
+    pub use crate::api::accesses::{AccessRefs, Cx, Refs, ScopedAccesses};
+    #[doc(no_inline)]
+    pub use crate::api::accesses::{Accesses, cx, each};
+}
 
 /// Items used by the expansion of `#[derive(Accesses)]`. Programs must not use them directly.
 #[cfg(feature = "derive")]

@@ -16,16 +16,20 @@ use std::{
 use common::shapes::*;
 use common::{KINDS, THREADED, child, child_succeeds, failure, is_child, watched};
 use raddle::{
-    Cause, CudaGpu, Device, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, Property, Var,
-    cudarc::{
-        driver::{
-            CudaFunction, CudaGraph, CudaStream, DriverError, LaunchConfig, PushKernelArg,
-            sys::{
-                CUcomputemode, CUdevice_attribute, CUgraphInstantiate_flags,
-                CUstreamCaptureMode::{self, CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL},
+    Device, Engine, EngineKind, Property, Var,
+    error::Cause,
+    gpu::{
+        CudaGpu, DeviceVec, GpuStream, ImportedStream,
+        cudarc::{
+            driver::{
+                CudaFunction, CudaGraph, CudaStream, DriverError, LaunchConfig, PushKernelArg,
+                sys::{
+                    CUcomputemode, CUdevice_attribute, CUgraphInstantiate_flags,
+                    CUstreamCaptureMode::{self, CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL},
+                },
             },
+            nvrtc::Ptx,
         },
-        nvrtc::Ptx,
     },
 };
 
@@ -210,7 +214,7 @@ fn copies_of_every_size_preserve_the_bytes() {
         for len in [0, 1, 3, 255, 256, 257, 4097, 1 << 20] {
             let (from, to) = (engine.pinned_var::<u8>(GPU, len).unwrap(), engine.pinned_var::<u8>(GPU, len).unwrap());
             let (there, back) = (engine.device_var(GPU, len).unwrap(), engine.device_var(GPU, len).unwrap());
-            let fill = |from: &mut raddle::PinnedVec<u8>| {
+            let fill = |from: &mut raddle::gpu::PinnedVec<u8>| {
                 from.iter_mut().zip(0u32..).for_each(|(byte, i)| *byte = (i.wrapping_mul(2_654_435_761) >> 24) as u8);
             };
             engine.op("fill").push(from.overwrite(), fill).unwrap();

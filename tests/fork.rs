@@ -29,9 +29,11 @@ use std::{
 use common::shapes::*;
 use common::{KINDS, MOMENT, SOON, THREADED, child_succeeds, eventually, is_child, lock, poll_once, resident_bytes};
 use raddle::{
-    BuildError, Completion, Device, DeviceVec, Engine, EngineKind, ImportedStream, OpContext, OpHandle, Operator,
-    PinnedVec, Property, PushError, Recorder, Shutdown, ShutdownError, SimulatedGpu, Token, Var, VarWait, WaitError,
-    simulated::Counts,
+    Completion, Device, Engine, EngineKind, OpContext, OpHandle, Operator, Property, PushError, Shutdown, Token, Var,
+    VarWait, WaitError,
+    error::{BuildError, ShutdownError},
+    gpu::{DeviceVec, ImportedStream, PinnedVec, SimulatedGpu, simulated::Counts},
+    trace::Recorder,
 };
 
 const GPU: Device = Device::Gpu(0);
@@ -1198,12 +1200,12 @@ const FORKERS: &[(&str, Push)] = &[
     }),
     ("an operation on a device", |engine, var, forker| {
         let inner = engine.clone();
-        let f = move |_: &mut raddle::GpuStream, _: &mut u64| forker.fork(&inner);
+        let f = move |_: &mut raddle::gpu::GpuStream, _: &mut u64| forker.fork(&inner);
         engine.op("").on(GPU).launch_any(var.write(), f).unwrap();
     }),
     ("a kernel", |engine, var, forker| {
         let inner = engine.clone();
-        let f = move |stream: &mut raddle::GpuStream, _: &mut u64| {
+        let f = move |stream: &mut raddle::gpu::GpuStream, _: &mut u64| {
             let mut stream = stream.simulated().expect("the device should be simulated");
             stream.launch(Duration::ZERO, (), move |()| forker.fork(&inner))
         };

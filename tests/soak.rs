@@ -28,7 +28,8 @@ use std::{
 use common::shapes::*;
 use common::{PATIENCE, lock, resident_bytes};
 use raddle::{
-    BoxError, Completion, Engine, EngineKind, IdlePolicy, PushError, Shutdown, ShutdownError, Token, Var, WaitError,
+    Completion, Engine, EngineKind, IdlePolicy, PushError, Shutdown, Token, Var, WaitError,
+    error::{BoxError, ShutdownError},
 };
 
 /// The maximum number of threads pushing on one engine.

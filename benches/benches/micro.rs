@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use raddle::{Engine, OpHandle, PushError, Recorder, Token};
+use raddle::{Engine, OpHandle, PushError, Token, trace::Recorder};
 use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,

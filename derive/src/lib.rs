@@ -87,7 +87,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
         #visibility struct #refs<#call, #(#params),*> #lasting_where {
             #(
                 #[allow(missing_docs)]
-                #visibilities #names: ::raddle::Refs<#call, #lasting>,
+                #visibilities #names: ::raddle::access::Refs<#call, #lasting>,
             )*
         }
 
@@ -96,7 +96,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
         #visibility struct #guards<#(#params),*> #lasting_where {
             #(
                 #[allow(missing_docs)]
-                #visibilities #names: <#lasting as ::raddle::ScopedAccesses>::Guards,
+                #visibilities #names: <#lasting as ::raddle::access::ScopedAccesses>::Guards,
             )*
         }
 
@@ -105,37 +105,37 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
         unsafe impl #impl_generics ::raddle::__derive::Derived for #name #ty_generics #where_clause {}
 
         #[automatically_derived]
-        impl #call_generics ::raddle::AccessRefs<#call, &#call Self> for #name #ty_generics #where_clause {
+        impl #call_generics ::raddle::access::AccessRefs<#call, &#call Self> for #name #ty_generics #where_clause {
             type Refs = #refs<#call, #(#args),*>;
         }
 
         #[automatically_derived]
-        impl #impl_generics ::raddle::ScopedAccesses for #name #ty_generics #where_clause {
+        impl #impl_generics ::raddle::access::ScopedAccesses for #name #ty_generics #where_clause {
             type Guards = #guards<#(#args),*>;
-            type Captured = (#(<#types as ::raddle::ScopedAccesses>::Captured,)*);
-            const REFERS: bool = false #(|| <#types as ::raddle::ScopedAccesses>::REFERS)*;
+            type Captured = (#(<#types as ::raddle::access::ScopedAccesses>::Captured,)*);
+            const REFERS: bool = false #(|| <#types as ::raddle::access::ScopedAccesses>::REFERS)*;
 
             #[inline]
             fn declare(&self, list: &mut ::raddle::__derive::List<'_>) {
-                #(::raddle::ScopedAccesses::declare(&self.#names, list);)*
+                #(::raddle::access::ScopedAccesses::declare(&self.#names, list);)*
             }
 
             fn capture(&self) -> Self::Captured {
-                (#(::raddle::ScopedAccesses::capture(&self.#names),)*)
+                (#(::raddle::access::ScopedAccesses::capture(&self.#names),)*)
             }
 
             #[inline]
             unsafe fn refs<#call>(
                 captured: &Self::Captured,
                 cx: &#call ::raddle::OpContext<#call>,
-            ) -> ::raddle::Refs<#call, Self>
+            ) -> ::raddle::access::Refs<#call, Self>
             where
                 Self: #call,
             {
                 #refs {
                     // SAFETY: the caller's obligations hold for each field, since the field's accesses were declared
                     // and captured with the struct.
-                    #(#names: unsafe { <#types as ::raddle::ScopedAccesses>::refs(&captured.#places, cx) },)*
+                    #(#names: unsafe { <#types as ::raddle::access::ScopedAccesses>::refs(&captured.#places, cx) },)*
                 }
             }
 
@@ -143,7 +143,11 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
                 #guards {
                     // SAFETY: the caller's obligations hold for each field, since the field's accesses were declared
                     // and captured with the struct.
-                    #(#names: unsafe { <#types as ::raddle::ScopedAccesses>::guards(&captured.#places, share) },)*
+                    #(
+                        #names: unsafe {
+                            <#types as ::raddle::access::ScopedAccesses>::guards(&captured.#places, share)
+                        },
+                    )*
                 }
             }
         }

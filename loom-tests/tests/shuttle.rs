@@ -17,12 +17,13 @@ use std::{
 };
 
 use raddle::{
-    BoxError, Cause, Completion, Device, DeviceVec, Engine, EngineKind, FutureContext, GpuStream, IdlePolicy,
-    OpContext, OpHandle, Property, PushError, Shutdown, ShutdownError, SimulatedGpu, WaitError, WriteGuard,
+    Completion, Device, Engine, EngineKind, FutureContext, IdlePolicy, OpContext, OpHandle, Property, PushError,
+    Shutdown, WaitError, WriteGuard,
+    error::{BoxError, Cause, ShutdownError},
+    gpu::{DeviceVec, GpuStream, SimulatedGpu, simulated::Clock},
     internals::{
         DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, PendingOps, ReadyList, VarQueue, Waited, Worker, complete, push,
     },
-    simulated::Clock,
 };
 use raddle_loom_tests::shapes::*;
 use raddle_loom_tests::{check, end_alone, explore, kills};

@@ -142,7 +142,7 @@ pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{Accesses, Engine, PushError, Refs};
+/// use raddle::{Accesses, Engine, PushError, access::Refs};
 ///
 /// /// Pushes an operation, and counts it.
 /// fn push_counted<A, F>(engine: &Engine, count: &mut usize, accesses: A, f: F) -> Result<(), PushError>

@@ -39,7 +39,7 @@ impl Engine {
     /// Returns a builder with default settings.
     ///
     /// ```
-    /// # fn main() -> Result<(), raddle::BuildError> {
+    /// # fn main() -> Result<(), raddle::error::BuildError> {
     /// let engine = raddle::Engine::builder().workers(2).build()?;
     /// # Ok(())
     /// # }
@@ -94,7 +94,7 @@ impl Global {
 ///
 /// ```
 /// use std::time::Duration;
-/// # fn main() -> Result<(), raddle::BuildError> {
+/// # fn main() -> Result<(), raddle::error::BuildError> {
 /// let engine = raddle::Engine::builder()
 ///     .workers(2)
 ///     .pin(false)
@@ -202,7 +202,7 @@ impl EngineBuilder {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Engine, Placement};
+    /// use raddle::{Engine, system::Placement};
     ///
     /// let engine = Engine::builder().workers(2).pin(false).build()?;
     /// assert_eq!(engine.placements(), [Placement::Unpinned; 2]);
@@ -281,7 +281,7 @@ impl EngineBuilder {
     }
 
     /// Records the engine's activity in `recorder`, from which the program [takes](Recorder::take) a
-    /// [`Trace`](crate::Trace). Several engines may share a recorder. Only the last call takes effect.
+    /// [`Trace`](crate::trace::Trace). Several engines may share a recorder. Only the last call takes effect.
     ///
     /// A recorder adds 50 to 60 ns to each push and to each run, measured on a machine on which each clock reading
     /// takes 10 ns of that. An engine that has no recorder, [observer](Self::observer), [profile](Self::profile) or
@@ -289,7 +289,7 @@ impl EngineBuilder {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let recorder = raddle::Recorder::new();
+    /// let recorder = raddle::trace::Recorder::new();
     /// let engine = raddle::Engine::builder().workers(1).recorder(&recorder).build()?;
     /// engine.op("hello").push((), |()| println!("hello"))?;
     /// engine.wait_for_all()?;
@@ -398,7 +398,7 @@ impl EngineBuilder {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, SimulatedGpu};
+    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
     ///
     /// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).gpu(SimulatedGpu::new()).build()?;
     /// let on_second = engine.device_var::<f32>(Device::Gpu(1), 64)?;
@@ -414,7 +414,7 @@ impl EngineBuilder {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{BuildError, Engine};
+    /// use raddle::{Engine, error::BuildError};
     ///
     /// assert!(matches!(Engine::builder().workers(0).build(), Err(BuildError::NoWorkers)));
     /// let engine = Engine::builder().build()?; // one worker per core

@@ -31,18 +31,16 @@ use crate::{
         push::{FORKED, PushError},
         wait::WaitError,
     },
+    system::Placement,
     trace::{dump::Dump, stats::Stats},
-    values::{
-        device::Device,
-        kind::{EngineKind, Placement},
-    },
+    values::{device::Device, kind::EngineKind},
 };
 
 /// How an engine is shut down.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{Cause, Engine, Shutdown, WaitError};
+/// use raddle::{Engine, Shutdown, WaitError, error::Cause};
 ///
 /// let engine = Engine::builder().workers(1).build()?;
 /// let (sender, receiver) = std::sync::mpsc::channel::<()>();
@@ -60,8 +58,8 @@ use crate::{
 pub enum Shutdown {
     /// Pending operations run and may push more operations. All other pushes are refused.
     Drain,
-    /// Operations that have not started fail with [`Cause::Cancelled`](crate::Cause::Cancelled), and all pushes are
-    /// refused. Deletions and [clean-ups](crate::OpBuilder::cleanup) still run.
+    /// Operations that have not started fail with [`Cause::Cancelled`](crate::error::Cause::Cancelled), and all pushes
+    /// are refused. Deletions and [clean-ups](crate::OpBuilder::cleanup) still run.
     Cancel,
 }
 
@@ -256,7 +254,7 @@ impl Engine {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, SimulatedGpu};
+    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
     ///
     /// let gpu = Device::Gpu(0);
     /// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;
@@ -279,7 +277,7 @@ impl Engine {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, SimulatedGpu};
+    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
     ///
     /// let gpu = Device::Gpu(0);
     /// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;
@@ -299,8 +297,8 @@ impl Engine {
     }
 
     /// Creates a variable for a stream imported by the program. Operations name the variable to issue work on the
-    /// stream through [`GpuStream::include`](crate::GpuStream::include). An operation that mutates the variable has
-    /// exclusive use of the stream. Operations on the stream's device that mutate the variable run in push order,
+    /// stream through [`GpuStream::include`](crate::gpu::GpuStream::include). An operation that mutates the variable
+    /// has exclusive use of the stream. Operations on the stream's device that mutate the variable run in push order,
     /// without host waits between them.
     ///
     /// Declare the variable with [`overwrite`](crate::Var::overwrite), so that an operation can use the stream even if
@@ -674,7 +672,7 @@ impl Engine {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let recorder = raddle::Recorder::new();
+    /// let recorder = raddle::trace::Recorder::new();
     /// let engine = raddle::Engine::builder().workers(2).recorder(&recorder).build()?;
     /// let x = engine.var(0);
     /// for _ in 0..100 {
@@ -851,9 +849,9 @@ impl Engine {
     }
 
     /// Begins a shutdown with [`Shutdown::Cancel`] and returns immediately. From then on, pushes are refused, and
-    /// operations that have not started fail with [`Cause::Cancelled`](crate::Cause::Cancelled), except deletions and
-    /// [clean-ups](crate::OpBuilder::cleanup). The threads do not end before a call to [`shutdown`](Self::shutdown) or
-    /// [`shutdown_async`](Self::shutdown_async), or the drop of the last handle.
+    /// operations that have not started fail with [`Cause::Cancelled`](crate::error::Cause::Cancelled), except
+    /// deletions and [clean-ups](crate::OpBuilder::cleanup). The threads do not end before a call to
+    /// [`shutdown`](Self::shutdown) or [`shutdown_async`](Self::shutdown_async), or the drop of the last handle.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

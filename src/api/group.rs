@@ -10,7 +10,7 @@ use crate::{
     engine::{core::Core, group},
     error::wait::WaitError,
     notify::claim::Cancel,
-    values::name::Name,
+    values::Name,
 };
 
 impl Engine {
@@ -228,8 +228,8 @@ impl Group {
     }
 
     /// Cancels all operations in the group and its nested groups that have not started, including those pushed later.
-    /// Each fails with [`Cause::Cancelled`](crate::Cause::Cancelled) when its turn comes, and its function is then
-    /// dropped. Running operations can check for cancellation through
+    /// Each fails with [`Cause::Cancelled`](crate::error::Cause::Cancelled) when its turn comes, and its function is
+    /// then dropped. Running operations can check for cancellation through
     /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled). [Clean-ups](OpBuilder::cleanup) still run.
     ///
     /// ```
@@ -250,7 +250,8 @@ impl Group {
 
     /// Like [`cancel`](Self::cancel), but the cancelled operations have no effect: their variables do not fail, and
     /// later operations run as if the cancelled ones had never been pushed. The handles of the cancelled operations
-    /// return [`Cause::Cancelled`](crate::Cause::Cancelled). If both methods are called, the first call takes effect.
+    /// return [`Cause::Cancelled`](crate::error::Cause::Cancelled). If both methods are called, the first call takes
+    /// effect.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

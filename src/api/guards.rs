@@ -77,7 +77,7 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
 ///
 /// An operation is complete only when all of its guards have been dropped; see [`ReadGuard`]. If the operation
 /// succeeds, one mutation is counted for each variable that it mutates, even if the value was not changed. If a panic
-/// drops a guard, these variables fail with [`Cause::Panic`](crate::Cause::Panic) instead.
+/// drops a guard, these variables fail with [`Cause::Panic`](crate::error::Cause::Panic) instead.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -157,10 +157,10 @@ impl<R> OpHandle<R> {
     /// `true`.
     ///
     /// A cancelled operation never runs. Its function is dropped before this call returns, and waits on the handle
-    /// return [`Cause::Cancelled`](crate::Cause::Cancelled) from then on. The operation's variables are unaffected
-    /// until its turn comes. Those that it mutates then fail with the same error, and later operations that name them
-    /// are by default skipped. If nothing else returns the error, [`Engine::wait_for_all`](crate::Engine::wait_for_all)
-    /// does.
+    /// return [`Cause::Cancelled`](crate::error::Cause::Cancelled) from then on. The operation's variables are
+    /// unaffected until its turn comes. Those that it mutates then fail with the same error, and later operations that
+    /// name them are by default skipped. If nothing else returns the error,
+    /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
     ///
     /// The function of an operation that has started runs to completion, but can check
     /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) to stop early. If the operation is a
@@ -169,7 +169,7 @@ impl<R> OpHandle<R> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Cause, WaitError};
+    /// use raddle::{WaitError, error::Cause};
     ///
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// let (sender, receiver) = std::sync::mpsc::channel::<()>();

@@ -46,7 +46,7 @@ use crate::{
     error::{BoxError, device::DeviceError, op::Cause, push::PushError},
     gpu,
     tracker::{INLINE_ACCESSES, Mode},
-    values::{device::Device, name::Name, property::Property},
+    values::{Name, device::Device, property::Property},
 };
 
 /// Calls the function of a device operation with the operation's stream.
@@ -395,7 +395,7 @@ impl<'e> OpBuilder<'e> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Cause, WaitError};
+    /// use raddle::{WaitError, error::Cause};
     /// use std::time::{Duration, Instant};
     ///
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
@@ -813,7 +813,7 @@ impl<'e> OpBuilder<'e> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, SimulatedGpu};
+    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
     ///
     /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
     /// let gpu = Device::Gpu(0);
@@ -846,7 +846,7 @@ impl<'e> OpBuilder<'e> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, SimulatedGpu};
+    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
     /// use std::time::Duration;
     ///
     /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
@@ -908,7 +908,7 @@ impl<'e> OpBuilder<'e> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, SimulatedGpu};
+    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
     ///
     /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
     /// let gpu = Device::Gpu(0);
@@ -938,7 +938,7 @@ impl<'e> OpBuilder<'e> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, SimulatedGpu};
+    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
     ///
     /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
     /// let gpu = Device::Gpu(0);
@@ -1325,7 +1325,7 @@ impl<'e> OpBuilder<'e> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, SimulatedGpu};
+    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
     ///
     /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
     /// let gpu = Device::Gpu(0);
@@ -1356,7 +1356,7 @@ impl<'e> OpBuilder<'e> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, SimulatedGpu};
+    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
     /// use std::time::Duration;
     ///
     /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;

@@ -23,7 +23,7 @@ use crate::{
     error::{BoxError, op::Cause, push::PushError, wait::WaitError},
     sync::{Mutex, lock},
     system::panics,
-    values::{name::Name, property::Property},
+    values::{Name, property::Property},
 };
 
 impl Engine {

@@ -13,7 +13,7 @@ use crate::{
         variable::{self, ValueMemory, VarCell},
     },
     tracker::Mode,
-    values::name::Name,
+    values::Name,
 };
 
 /// A variable that belongs to a scope, returned by [`Scope::var`](crate::Scope::var) and

@@ -19,7 +19,7 @@ use crate::{
         waits::WaitFor,
     },
     error::push::PushError,
-    values::name::Name,
+    values::Name,
 };
 
 /// An untyped handle to a variable. The variable either represents something outside the engine or has a value and a

@@ -280,8 +280,8 @@ impl MarkKind {
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// println!("{} GPUs", raddle::CudaGpu::count()?);
-/// let gpu = raddle::CudaGpu::open(0)?;
+/// println!("{} GPUs", raddle::gpu::CudaGpu::count()?);
+/// let gpu = raddle::gpu::CudaGpu::open(0)?;
 /// println!("{gpu:?}");
 /// # Ok(())
 /// # }

@@ -55,7 +55,7 @@ impl Drop for Owned {
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{Device, Engine, SimulatedGpu};
+/// use raddle::{Device, Engine, gpu::SimulatedGpu};
 ///
 /// let gpu = Device::Gpu(0);
 /// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;
@@ -129,7 +129,7 @@ impl<T> fmt::Debug for DeviceVec<T> {
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{Device, Engine, SimulatedGpu};
+/// use raddle::{Device, Engine, gpu::SimulatedGpu};
 ///
 /// let gpu = Device::Gpu(0);
 /// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;

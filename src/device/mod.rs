@@ -4,6 +4,11 @@
 //! [`Stream`](driver::Stream): a queue of commands that the device executes without the host. There are two drivers:
 //! [`simulated`], which needs no hardware, and `cuda`, in builds with the feature `cuda`.
 //!
+//! The folder is no crate, but has one public face, [`gpu`](crate::gpu): drivers use the atomics, locks and fork marks
+//! of `sync`, which models replace, so these would have to be crates, too. The engine also uses some fifty items that
+//! no program may see, such as [`Stream::copy`](driver::Stream::copy), whose safety conditions only the engine can
+//! meet.
+//!
 //! # Who may touch what
 //!
 //! | what | who |
@@ -24,8 +29,8 @@
 //!
 //! # After a loss
 //!
-//! After an error that [is a loss](crate::DeviceError::is_lost), later commands and queries on all streams of the
-//! device return a loss, and so do allocations. Once [`Driver::abandon`](driver::Driver::abandon) has returned, no
+//! After an error that [is a loss](crate::error::DeviceError::is_lost), later commands and queries on all streams of
+//! the device return a loss, and so do allocations. Once [`Driver::abandon`](driver::Driver::abandon) has returned, no
 //! block that the device may still touch is reused. Blocks can still be returned to the pool. The head of `cuda` states
 //! what a lost GPU may still do.
 

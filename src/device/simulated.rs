@@ -17,7 +17,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use raddle::{SimulatedGpu, simulated::Clock};
+//! use raddle::gpu::{SimulatedGpu, simulated::Clock};
 //!
 //! let gpu = SimulatedGpu::builder()
 //!     .copy_in_bandwidth(12_000_000_000)
@@ -67,7 +67,7 @@ pub enum Clock {
 /// The options of a simulated GPU. The defaults are meant to resemble hardware, but are not measured.
 ///
 /// ```
-/// use raddle::SimulatedGpu;
+/// use raddle::gpu::SimulatedGpu;
 /// use std::time::Duration;
 ///
 /// let gpu = SimulatedGpu::builder()
@@ -78,7 +78,7 @@ pub enum Clock {
 ///     .build();
 /// let engine = raddle::Engine::builder().workers(1).gpu(gpu).build()?;
 /// assert!(engine.device_var::<u8>(raddle::Device::Gpu(0), 2 << 20).is_err(), "the device has 1 MiB");
-/// # Ok::<(), raddle::BuildError>(())
+/// # Ok::<(), raddle::error::BuildError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct SimulatedGpuBuilder {
@@ -256,7 +256,7 @@ pub struct Usage {
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{Device, Engine, SimulatedGpu};
+/// use raddle::{Device, Engine, gpu::SimulatedGpu};
 ///
 /// let gpu = SimulatedGpu::new();
 /// let engine = Engine::builder().workers(1).gpu(gpu.clone()).build()?;
@@ -318,7 +318,7 @@ impl SimulatedGpu {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, DeviceError, Engine, SimulatedGpu, WaitError};
+    /// use raddle::{Device, Engine, WaitError, error::DeviceError, gpu::SimulatedGpu};
     ///
     /// let (gpu, device) = (SimulatedGpu::new(), Device::Gpu(0));
     /// let engine = Engine::builder().workers(1).gpu(gpu.clone()).build()?;

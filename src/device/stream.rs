@@ -50,7 +50,7 @@ pub(crate) enum FunctionEnd {
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{Device, Engine, SimulatedGpu};
+/// use raddle::{Device, Engine, gpu::SimulatedGpu};
 /// use std::time::Duration;
 ///
 /// let gpu = Device::Gpu(0);
@@ -142,7 +142,7 @@ impl GpuStream {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, ImportedStream, SimulatedGpu};
+    /// use raddle::{Device, Engine, gpu::{ImportedStream, SimulatedGpu}};
     /// use std::time::Duration;
     ///
     /// let device = SimulatedGpu::default();
@@ -345,7 +345,7 @@ fn persist<R>(mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, Dev
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{Engine, ImportedStream, SimulatedGpu};
+/// use raddle::{Engine, gpu::{ImportedStream, SimulatedGpu}};
 ///
 /// let device = SimulatedGpu::new();
 /// let engine = Engine::builder().workers(1).gpu(device.clone()).build()?;
@@ -375,8 +375,8 @@ impl ImportedStream {
     ///
     /// # Errors
     /// The stream belongs to a context other than `gpu`'s primary context, returned by
-    /// [`CudaGpu::context`](crate::CudaGpu::context); it is the per-thread default stream, which would be a different
-    /// stream on a lane's thread; or the device is lost.
+    /// [`CudaGpu::context`](crate::gpu::CudaGpu::context); it is the per-thread default stream, which would be a
+    /// different stream on a lane's thread; or the device is lost.
     #[cfg(feature = "cuda")]
     pub fn cuda(
         gpu: &crate::device::cuda::CudaGpu,

@@ -45,7 +45,7 @@ use crate::{
         wait::WaitError,
     },
     notify::{claim::Claim, oneshot::Oneshot},
-    values::name::Name,
+    values::Name,
 };
 
 /// Guards for the variables of an operation whose turn has come. If they are dropped without being [taken](Self::take),

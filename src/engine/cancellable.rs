@@ -40,7 +40,7 @@ use crate::{
         edge::{self, acquire, release, removed, step},
         lock,
     },
-    values::name::Name,
+    values::Name,
 };
 
 /// The function of a cancellable operation. The head of this module states which thread may call it, at most once, or

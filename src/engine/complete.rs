@@ -13,20 +13,9 @@ use crate::{
     },
     notify::pending::Ticket,
     testing::pause::{self, Point},
-    trace::event::Outcome,
+    trace::Outcome,
     tracker::{self, Access, Mode, Op, OpRef, ReadyList},
 };
-
-impl Outcome {
-    /// Returns the outcome of an operation with this result.
-    pub(crate) fn of(result: &Result<(), OpError>, function: FnState) -> Self {
-        match result {
-            Ok(()) => Self::Succeeded,
-            Err(_) if function == FnState::NotCalled => Self::Skipped,
-            Err(_) => Self::Failed,
-        }
-    }
-}
 
 impl Core {
     /// Completes an operation that has succeeded on the CPU. The caller has checked that the operation is not silent,
@@ -59,7 +48,7 @@ impl Core {
             std::mem::forget(result);
             return Epilogue::Nothing;
         }
-        self.record_end(&op, Outcome::of(&result, function), function);
+        self.record_end(&op, function.outcome(&result), function);
         let mut ended = Vec::new();
         if op.task().has(flag::SILENT | flag::DEVICE) {
             self.note_special(&op, &mut result, &mut ended);

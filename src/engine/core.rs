@@ -30,11 +30,12 @@ use crate::{
         Ordering::Relaxed,
         atomic::{AtomicU8, AtomicU64},
     },
+    system::Placement,
     threads::{
         shuffler::Shuffler,
         thread_pool::{BoxedWorker, ThreadPool},
     },
-    values::kind::{EngineKind, Placement},
+    values::kind::EngineKind,
 };
 
 /// The phases of an engine.

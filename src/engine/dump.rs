@@ -24,14 +24,14 @@ use crate::{
         pending::{PendingOps, Ticket},
         waiters::{Awaits, Goal, OpenScope, WaitingThread, waiters},
     },
+    scheduler::priority_of,
     trace::{
+        OpId,
         dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind},
-        event::OpId,
-        history::priority_of,
         recorder::Recorded,
     },
     tracker::{Op, Standing, Successors, each_marked},
-    values::name::Name,
+    values::Name,
 };
 
 impl Core {

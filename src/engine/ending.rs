@@ -22,6 +22,7 @@ use crate::{
     error::op::OpError,
     notify::pending::Ticket,
     testing::pause::{self, Point},
+    trace::Outcome,
     tracker::{Hold, Op, OpRef},
 };
 
@@ -66,6 +67,17 @@ pub(crate) enum FnState {
     MayRun,
     /// The function was not called and must be dropped in the epilogue.
     NotCalled,
+}
+
+impl FnState {
+    /// Returns the outcome of an operation with this result.
+    pub(crate) fn outcome(self, result: &Result<(), OpError>) -> Outcome {
+        match result {
+            Ok(()) => Outcome::Succeeded,
+            Err(_) if self == Self::NotCalled => Outcome::Skipped,
+            Err(_) => Outcome::Failed,
+        }
+    }
 }
 
 /// A complete operation whose result has been set, with the program code that must still run.

@@ -60,7 +60,7 @@ use crate::{
     notify::{family_count::FamilyCount, waiters::Nested},
     sync::{Mutex, lock},
     tracker::{Mode, Op, OpRef, ReadyList},
-    values::name::Name,
+    values::Name,
 };
 
 /// The data from which an operation's children are created.

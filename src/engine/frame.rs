@@ -58,7 +58,7 @@ use crate::{
         thread_static,
     },
     tracker::{Op, VarQueue},
-    values::name::Name,
+    values::Name,
 };
 
 /// Records that program code is running on this thread, usually for an operation.

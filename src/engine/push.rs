@@ -37,7 +37,7 @@ use crate::{
         edge::{removed, step},
     },
     tracker::{self, INLINE_ACCESSES, Mode, OpRef},
-    values::{kind::EngineKind, name::Name},
+    values::{Name, kind::EngineKind},
 };
 
 impl Core {

@@ -6,6 +6,8 @@
 
 use std::{collections::HashMap, io, panic::Location, sync::Arc, thread, time::Duration};
 
+use raddle_trace::recording::{AccessWord, EngineInfo, PushHead, Short};
+
 use crate::{
     device::gpus::FIRST_LANE,
     engine::{
@@ -19,17 +21,16 @@ use crate::{
         worker_thread::{self, Runner, WorkerThread},
     },
     memory::epoch,
-    scheduler::DEFAULT_BAND,
+    scheduler::{DEFAULT_BAND, priority_of},
     trace::{
-        event::{AccessMode, AccessWord, OpId, Outcome, Place, PushHead, Short, VarId},
-        history::priority_of,
+        AccessMode, OpId, Outcome, Place, VarId,
         observer::{Details, ObservedAccess, ObservedOp, Observer},
-        recorder::{EngineInfo, Recorder},
+        recorder::Recorder,
         stats::{LaneStats, Stats, WorkerStats},
         watchdog::Watchdog,
     },
     tracker::{Access, Mode, Op, OpRef, Standing},
-    values::name::Name,
+    values::Name,
 };
 
 impl Core {

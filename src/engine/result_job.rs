@@ -18,7 +18,7 @@ use crate::{
         claim::{Cancel, Claim},
         oneshot::Oneshot,
     },
-    values::name::Name,
+    values::Name,
 };
 
 /// Creates the state that an operation with these properties, pushed at `location`, shares with its handle. If the

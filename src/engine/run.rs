@@ -25,7 +25,7 @@ use crate::{
     notify::{async_state::AsyncState, pending::Ticket},
     sync::edge::{engine_step, removed},
     system::panics,
-    trace::event::Outcome,
+    trace::Outcome,
     tracker::{self, Hold, Op, OpRef, ReadyList},
     values::device::Device,
 };

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use crate::{
     engine::{task::flag, variable::VarCell},
     tracker::{INLINE_ACCESSES, Mode},
-    values::{kind::EngineKind, name::Name, property::Property},
+    values::{Name, kind::EngineKind, property::Property},
 };
 
 /// The kind of reference to a variable's value that an operation's function receives.

@@ -50,9 +50,9 @@ use crate::{
     notify::{async_state::AsyncState, oneshot::Oneshot, pending::Ticket, wakers::Wakers},
     sync::{Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell},
     system::panics,
-    trace::event::OpId,
+    trace::OpId,
     tracker::Op,
-    values::name::Name,
+    values::Name,
 };
 
 /// Bits of [`Task::flags`]. Those tested by every run are in the low byte, where a test is one instruction.

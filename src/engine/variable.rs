@@ -43,7 +43,7 @@ use crate::{
         edge::{self, acquire, acquire_all, release},
     },
     tracker::{Access, VarQueue},
-    values::name::Name,
+    values::Name,
 };
 
 /// One variable. Its queue decides which operations may use the other fields. The fields used by pushes share no cache

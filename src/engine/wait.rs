@@ -39,7 +39,7 @@ use crate::{
         pending::{PendingOps, PendingWait, Waited},
         waiters::{Awaits, BlockingWait, Goal, IsOver, Kind, ListedWaiter, waiters},
     },
-    values::name::Name,
+    values::Name,
 };
 
 /// The name of the operation that waits for a variable.

@@ -13,8 +13,8 @@ use crate::{
     sync::mpsc,
     system::panics,
     trace::{
+        OpId,
         dump::{Dump, OpState, PendingOp},
-        event::OpId,
         watchdog::{Problem, Watchdog, WatchdogReport},
     },
     values::device::Device,

@@ -12,11 +12,10 @@ use crate::{
     error::{deadlock::Deadlock, wait::WaitError},
     scheduler::{Lane, Worker},
     sync::thread_static,
-    system::{panics, topology},
+    system::{Placement, panics, topology},
     threads::thread_pool::{BoxedWorker, Ended, disown_thread},
-    trace::event::Place,
+    trace::Place,
     tracker::OpRef,
-    values::kind::Placement,
 };
 
 /// The main function of a thread that runs workers. Its arguments are the engine, the number of the thread, and its

@@ -19,10 +19,9 @@ use crate::{
     },
     error::build::BuildError,
     sync::mpsc,
-    system::{panics, topology},
+    system::{Placement, panics, topology},
     threads::thread_pool::{BoxedWorker, Ended},
     tracker::ReadyList,
-    values::kind::Placement,
 };
 
 /// A worker that has started: its lane, its number there, and where it runs.

@@ -9,7 +9,7 @@ use crate::values::kind::EngineKind;
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{BuildError, EngineKind};
+/// use raddle::{EngineKind, error::BuildError};
 ///
 /// let Err(BuildError::UnknownEngine(name)) = "Fast".parse::<EngineKind>() else { panic!("there is no such kind") };
 /// assert_eq!(name, "Fast");
@@ -92,7 +92,7 @@ impl FromStr for EngineKind {
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{Engine, Shutdown, ShutdownError};
+/// use raddle::{Engine, Shutdown, error::ShutdownError};
 /// use std::time::Duration;
 ///
 /// let engine = Engine::builder().workers(1).build()?;

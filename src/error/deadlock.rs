@@ -2,7 +2,7 @@
 
 use std::{fmt, panic::Location, sync::Arc};
 
-use crate::values::name::Name;
+use crate::values::Name;
 
 /// An operation's name and push location.
 pub(crate) type Pushed = (Name, &'static Location<'static>);

@@ -18,7 +18,7 @@ struct Details {
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{Device, Engine, SimulatedGpu};
+/// use raddle::{Device, Engine, gpu::SimulatedGpu};
 ///
 /// let gpu = SimulatedGpu::builder().memory(1024).build();
 /// let engine = Engine::builder().workers(1).gpu(gpu).build()?;
@@ -63,8 +63,8 @@ impl DeviceError {
         error.downcast().map(|error| *error)
     }
 
-    /// Returns the driver's error number: a `CUresult`, whose numbers the [simulated device](crate::simulated) also
-    /// uses. The number is negative if the driver was not reached or has no number for the error.
+    /// Returns the driver's error number: a `CUresult`, whose numbers the [simulated device](crate::gpu::simulated)
+    /// also uses. The number is negative if the driver was not reached or has no number for the error.
     #[must_use]
     pub fn code(&self) -> i32 {
         self.0.code

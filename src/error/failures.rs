@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, panic::Location};
 use crate::{
     error::op::{Cause, OpError},
     sync::{Mutex, lock},
-    values::name::Name,
+    values::Name,
 };
 
 /// The maximum number of failures kept; further failures are only counted. The value is not tuned, since a program that

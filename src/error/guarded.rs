@@ -3,14 +3,14 @@
 use std::{error::Error, fmt, panic::Location};
 
 use super::deadlock::Pushed;
-use crate::values::name::Name;
+use crate::values::Name;
 
 /// A refused use of a [`Guarded`](crate::Guarded) value.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let engine = raddle::Engine::builder().workers(1).build()?;
-/// use raddle::{Guarded, UseErrorKind};
+/// use raddle::{Guarded, error::UseErrorKind};
 ///
 /// let frame = Guarded::new(engine.token().named("frame"), 0);
 /// let error = frame.read().unwrap_err(); // outside operations

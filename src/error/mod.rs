@@ -1,4 +1,16 @@
-//! Error types.
+//! Error types: why a push, a wait, an operation, a build or a shutdown failed.
+//!
+//! | call | error |
+//! |---|---|
+//! | a push | [`PushError`]; several of its variants have a [`RefusedAccess`] |
+//! | a wait | [`WaitError`]: the failure of an operation, or the reason for which the wait was refused, such as a [`Deadlock`] |
+//! | [`EngineBuilder::build`](crate::EngineBuilder::build) | [`BuildError`] |
+//! | [`Engine::shutdown`](crate::Engine::shutdown), [`Engine::stop`](crate::Engine::stop) | [`ShutdownError`] |
+//! | a command for a device | [`DeviceError`] |
+//! | a use of a [`Guarded`](crate::Guarded) value | [`UseError`] |
+//!
+//! An operation that fails has an [`OpError`], whose [`Cause`] tells how it failed: for instance with a [`BoxError`]
+//! that its function returned.
 
 pub(crate) mod build;
 pub(crate) mod deadlock;
@@ -9,12 +21,20 @@ pub(crate) mod op;
 pub(crate) mod push;
 pub(crate) mod wait;
 
+pub use build::{BuildError, ShutdownError};
+pub use deadlock::Deadlock;
+pub use device::DeviceError;
+pub use guarded::{UseError, UseErrorKind};
+pub use op::{Cause, OpError};
+pub use push::{PushError, RefusedAccess};
+pub use wait::WaitError;
+
 /// The error type that operations return.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let engine = raddle::Engine::builder().workers(1).build()?;
-/// use raddle::BoxError;
+/// use raddle::error::BoxError;
 ///
 /// fn parse(line: &str) -> Result<u32, BoxError> {
 ///     Ok(line.trim().parse()?)

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     system::panics::{self, Payload},
-    values::name::Name,
+    values::Name,
 };
 
 /// Why an operation failed.
@@ -29,7 +29,7 @@ use crate::{
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let engine = raddle::Engine::builder().workers(1).build()?;
-/// use raddle::{Cause, WaitError};
+/// use raddle::{WaitError, error::Cause};
 ///
 /// let handle = engine.op("decode").submit((), |()| -> u8 { panic!("bad header") })?;
 /// let Err(WaitError::Failed(error)) = handle.wait() else { panic!("the operation should fail") };
@@ -225,7 +225,7 @@ impl OpError {
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
-    /// use raddle::{Cause, WaitError};
+    /// use raddle::{WaitError, error::Cause};
     ///
     /// let decoded = engine.op("decode").try_submit((), |()| -> Result<u8, _> { Err("bad header".into()) })?;
     /// let Err(WaitError::Failed(error)) = decoded.wait() else { panic!("the operation should fail") };

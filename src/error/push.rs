@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, panic::Location};
 
-use crate::values::{device::Device, name::Name, property::Property};
+use crate::values::{Name, device::Device, property::Property};
 
 pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked process; build another engine here";
 
@@ -69,8 +69,9 @@ pub enum PushError {
     /// operation inside the push, but no operation may run inside a device operation's function. Push elsewhere, or on
     /// another kind of engine.
     InDeviceFunction,
-    /// An [`Observer`](crate::Observer) pushed on an engine with observers. The observer runs between the engine's
-    /// steps, and its own operations would be observed in turn. Send its observations to another thread and push there.
+    /// An [`Observer`](crate::trace::Observer) pushed on an engine with observers. The observer runs between the
+    /// engine's steps, and its own operations would be observed in turn. Send its observations to another thread and
+    /// push there.
     InObserver,
     /// The property selects a CPU lane, but the operation is for a device.
     NotOfDevice(Property),

@@ -1,6 +1,13 @@
 //! The thread of a GPU lane, which issues operations on its stream, polls the stream, and forwards *cross-lane
 //! waiters*, the operations of other lanes that wait for this lane.
 //!
+//! A ready device operation is scheduled on its lane. The lane's thread calls the operation's function with the stream,
+//! and then immediately releases the operation's variables. The operations in flight are recorded in the variables
+//! ([`timeline`](crate::device::timeline)). An operation that runs on the CPU or on another device, or whose function
+//! may use a value in host memory, must wait until the operations in flight on its variables are complete. It is *sent*
+//! to the lane for which it waits. That lane watches its stream, and sends the operation on once the operations for
+//! which it waits are complete.
+//!
 //! # States of an operation here
 //!
 //! | state | meaning | next |
@@ -47,7 +54,6 @@ use crate::{
     sync::lock,
     system::panics,
     threads::thread_pool::{BoxedWorker, Ended},
-    trace::event::Outcome,
     tracker::{self, Hold, Op, OpRef, ReadyList},
     values::device::Device,
 };
@@ -571,7 +577,7 @@ impl Issuer<'_> {
                 (Ok(()), Some(error)) => flight.result = Err(self.core.lose_on_device(&flight.op, error)),
                 (Err(_), _) => {}
             }
-            self.core.record_end(&flight.op, Outcome::of(&flight.result, FnState::Called), FnState::Called);
+            self.core.record_end(&flight.op, FnState::Called.outcome(&flight.result), FnState::Called);
         }
         self.passed = seq;
         self.lane().timeline.complete(seq);

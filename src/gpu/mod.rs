@@ -1,11 +1,10 @@
-//! GPU lanes, each with its own thread and stream, and the ordering of CPU and device operations.
+//! GPUs: real and simulated devices, the streams on which operations issue work, and values in device memory.
 //!
-//! A ready device operation is scheduled on its lane. The lane's thread calls the operation's function with the stream,
-//! and then immediately releases the operation's variables ([`issuer`]). The operations in flight are recorded in the
-//! variables ([`timeline`](crate::device::timeline)). An operation that runs on the CPU or on another device, or whose
-//! function may use a value in host memory, must wait until the operations in flight on its variables are complete. It
-//! is *sent* to the lane for which it waits. That lane watches its stream, and sends the operation on once the
-//! operations for which it waits are complete.
+//! [`EngineBuilder::gpu`](crate::EngineBuilder::gpu) gives a GPU to an engine: a [`SimulatedGpu`], or a `CudaGpu` in
+//! builds with the feature `cuda`. The function of an operation pushed with
+//! [`OpBuilder::launch`](crate::OpBuilder::launch) receives a [`GpuStream`]. [`DeviceVec`]s are in the memory of a
+//! device, and [`PinnedVec`]s in host memory that devices copy to and from directly. The [guide](crate::guide::gpus)
+//! has a chapter on GPUs.
 
 use std::{io, sync::Arc};
 
@@ -24,6 +23,22 @@ use crate::{
 
 mod backoff;
 mod issuer;
+
+#[cfg(feature = "cuda")]
+pub use crate::device::cuda::CudaGpu;
+pub use crate::device::{
+    driver::GpuDriver,
+    memory::{DeviceVec, PinnedVec},
+    simulated::{self, SimulatedGpu, SimulatedStream},
+    stream::{GpuStream, ImportedStream},
+};
+/// The version of cudarc that [`CudaGpu`] is built on.
+///
+/// cudarc is a 0.x crate, so a new minor version can break programs that use this re-export. Adopting such a version is
+/// therefore a breaking change of this crate too. A program that needs another version of cudarc must depend on it
+/// directly.
+#[cfg(feature = "cuda")]
+pub use cudarc;
 
 /// Returns the lane for operations with `property` on `device`, as its number among the engine's lanes. Starts the
 /// lane's thread if necessary.

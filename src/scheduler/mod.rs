@@ -22,7 +22,7 @@ pub use injector::Injector;
 pub use lane::{Lane, LaneOptions};
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use loans::{Loans, Stay};
-pub use priority::{DEFAULT_BAND, band_of};
+pub use priority::{DEFAULT_BAND, band_of, priority_of};
 pub use sleep::IdlePolicy;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use sleep::{ParkKind, SearchState, Sleep};

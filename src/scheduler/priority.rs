@@ -21,6 +21,13 @@ pub fn band_of(priority: i32) -> u8 {
     if priority < 0 { DEFAULT_BAND - level } else { DEFAULT_BAND + level }
 }
 
+/// Returns the priority closest to 0 in a band.
+pub fn priority_of(band: u8) -> i32 {
+    let level = i32::from(band) - i32::from(DEFAULT_BAND);
+    let magnitude = if level.abs() < 8 { level.abs() } else { 1 << (level.abs() - 5) };
+    magnitude * level.signum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,5 +66,14 @@ mod tests {
         assert!((-7..7).all(|p| band_of(p) < band_of(p + 1)));
         assert_eq!((band_of(8), band_of(15), band_of(16)), (40, 40, 41));
         assert_eq!((band_of(1 << 26), band_of(i32::MAX)), (63, 63));
+    }
+
+    #[test]
+    fn the_priority_of_a_band_is_in_that_band() {
+        for priority in [0, 1, -1, 7, 8, -8, 9, 100, 1 << 26, i32::MAX, i32::MIN] {
+            let band = band_of(priority);
+            assert_eq!(band_of(priority_of(band)), band, "{priority}");
+            assert!(priority_of(band).unsigned_abs() <= priority.unsigned_abs());
+        }
     }
 }

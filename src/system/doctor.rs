@@ -61,7 +61,7 @@ impl fmt::Display for Diagnosis {
 /// `cargo run --release --example doctor` prints the diagnosis.
 ///
 /// ```
-/// let diagnosis = raddle::doctor();
+/// let diagnosis = raddle::system::doctor();
 /// for finding in diagnosis.findings().iter().filter(|finding| finding.advice.is_some()) {
 ///     eprintln!("{}: {}", finding.about, finding.found);
 /// }

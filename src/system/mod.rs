@@ -1,7 +1,13 @@
-//! Services of the process and the operating system: clocks, cores, panics, stacks, and checks of the machine.
+//! The process and the machine: where workers run, and what the machine permits an engine to do.
+//!
+//! [`doctor`](doctor()) examines the machine with the functions that an engine uses, so it sees the same clock and
+//! cores.
 
 pub(crate) mod clock;
-pub(crate) mod doctor;
+mod doctor;
 pub(crate) mod panics;
 pub(crate) mod stack;
 pub(crate) mod topology;
+
+pub use doctor::{Diagnosis, Finding, doctor};
+pub use topology::Placement;

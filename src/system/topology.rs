@@ -16,6 +16,29 @@ use core_affinity::CoreId;
 
 use crate::sync::fork::{PerProcess, ProcessMark};
 
+/// Where a worker runs.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Engine, system::Placement};
+///
+/// let engine = Engine::builder().build()?;
+/// let pinned = engine.placements().iter().filter(|placement| matches!(placement, Placement::Pinned(_)));
+/// println!("{} workers have a core of their own", pinned.count());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Placement {
+    /// On this core only.
+    Pinned(usize),
+    /// Unpinned: pinning was not requested, or there are more workers than cores.
+    Unpinned,
+    /// Unpinned, because the operating system refused this core.
+    Refused(usize),
+}
+
 /// Returns the cores that Linux reports as near the device with this PCI address; none on other systems.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn cores_near(pci_address: &str) -> Vec<usize> {

@@ -20,9 +20,8 @@ use super::{
 use crate::{
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
     sync::{Mutex, lock, thread_static},
-    system::topology::{self, CoreClaim},
+    system::topology::{self, CoreClaim, Placement},
     tracker::OpRef,
-    values::kind::Placement,
 };
 
 /// The maximum number of threads beyond one per worker. Each operation that waits inside its function may need one. Not

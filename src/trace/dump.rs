@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    chrome::Json,
-    event::{AccessMode, OpId},
-    graph::{nearest, short_cycle},
+use raddle_trace::{
+    AccessMode, OpId,
+    recording::{Json, nearest, short_cycle},
 };
-use crate::values::{device::Device, name::Name};
+
+use crate::values::{Name, device::Device};
 
 /// A list of what is pending in an engine, from [`Engine::dump`](crate::Engine::dump). [`Display`](fmt::Display) prints
 /// it as text: after the number of operations comes a cycle of waits, if there is one, or else the operation that holds

@@ -1,25 +1,41 @@
-//! Traces: what is recorded while operations are pushed and run, and how it is used afterwards.
+//! Seeing what an engine does: recorded traces, statistics, dumps of what is pending, watchdogs and observers.
 //!
-//! The [`recorder`] collects [events](event) in a ring for each thread. Each operation's [`history`] is assembled from
-//! these later, on the thread that requests it. Dumps and watchdogs need no recorder: they
-//! examine what is pending.
+//! | to see | use |
+//! |---|---|
+//! | everything that has happened, operation by operation | a [`Recorder`], which returns a [`Trace`] |
+//! | whether conflicting operations ran in push order | [`Trace::check_order`] |
+//! | counts and times, by name | [`Stats`], from [`Engine::stats`](crate::Engine::stats) |
+//! | what is pending, and what each operation waits for | a [`Dump`], from [`Engine::dump`](crate::Engine::dump) |
+//! | what takes too long | a [`Watchdog`] |
+//! | each step, as it is taken | an [`Observer`] |
+//!
+//! The guide has chapters on [seeing what happened](crate::guide::seeing) and on [hangs](crate::guide::hangs).
 
-mod chrome;
 pub(crate) mod dump;
-pub(crate) mod event;
-mod export;
-mod graph;
-pub(crate) mod history;
 pub(crate) mod observer;
-pub(crate) mod order;
-mod perfetto;
 pub(crate) mod profile;
 pub(crate) mod recorder;
-pub(crate) mod report;
 pub(crate) mod stats;
+#[cfg(test)]
+mod tests;
 #[cfg(feature = "metrics")]
 pub(crate) mod to_metrics;
 #[cfg(feature = "tracing")]
 pub(crate) mod to_tracing;
 pub(crate) mod watchdog;
 mod writers;
+
+pub use dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind};
+pub use observer::{ObservedAccess, ObservedOp, Observer};
+#[doc(inline)]
+pub use raddle_trace::{
+    AccessMode, CriticalStep, OpId, OpStats, OrderReport, OrderViolation, Outcome, Place, Run, Times, Trace, TracedOp,
+    VarId,
+};
+pub use recorder::Recorder;
+pub use stats::{LaneStats, Stats, WorkerStats};
+#[cfg(feature = "metrics")]
+pub use to_metrics::MetricsObserver;
+#[cfg(feature = "tracing")]
+pub use to_tracing::TracingObserver;
+pub use watchdog::{Problem, Watchdog, WatchdogReport};

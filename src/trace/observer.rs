@@ -2,11 +2,10 @@
 
 use std::{fmt, panic::Location, time::Duration};
 
-use super::{
-    event::{AccessMode, OpId, Outcome, Place, VarId},
-    recorder::Recorder,
-};
-use crate::values::{device::Device, name::Name};
+use raddle_trace::{AccessMode, OpId, Outcome, Place, VarId};
+
+use super::recorder::Recorder;
+use crate::values::{Name, device::Device};
 
 /// Program code that an engine calls at each step of an operation, on the thread that takes the step. See
 /// [`EngineBuilder::observer`](crate::EngineBuilder::observer).
@@ -19,7 +18,7 @@ use crate::values::{device::Device, name::Name};
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-/// use raddle::{Engine, ObservedOp, Observer, Outcome};
+/// use raddle::{Engine, trace::{ObservedOp, Observer, Outcome}};
 ///
 /// static FAILED: AtomicU64 = AtomicU64::new(0);
 ///
@@ -160,7 +159,7 @@ impl ObservedOp<'_> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Engine, ObservedOp, Observer};
+    /// use raddle::{Engine, trace::{ObservedOp, Observer}};
     ///
     /// struct Edges;
     /// impl Observer for Edges {

@@ -12,12 +12,9 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    chrome::Chrome,
-    export::{Exporter, Format},
-    perfetto::Perfetto,
-    recorder::Recorder,
-};
+use raddle_trace::recording::{Chrome, Exporter, Format, Perfetto};
+
+use super::recorder::Recorder;
 use crate::{
     sync::{Mutex, lock},
     system::panics,

@@ -23,16 +23,17 @@ use std::{
 
 use rtrb::{Consumer, RingBuffer};
 
-use super::{
-    event::{self, AccessWord, Event, MAX_ACCESSES, OpId, Outcome, PlaceWord, PushHead, Short, Slot, VarId, What},
-    history::{History, Trace},
-    stats::OpStats,
-    writers::{self, RingShared, Writer},
+use raddle_trace::{
+    OpId, OpStats, Outcome, Trace, VarId,
+    recording::{self, AccessWord, EngineInfo, Event, History, MAX_ACCESSES, PlaceWord, PushHead, Short, Slot, What},
 };
+
+use super::writers::{self, RingShared, Writer};
 use crate::{
+    scheduler::priority_of,
     sync::{Mutex, fork::ProcessMark, lock},
     system::clock::Clock,
-    values::name::Name,
+    values::Name,
 };
 
 /// The default number of slots in a ring: 2 MiB per thread. Not tuned: enough for some 16,000 operations on each
@@ -71,7 +72,7 @@ const TICKS_BITS: u32 = 4;
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{Engine, Recorder};
+/// use raddle::{Engine, trace::Recorder};
 ///
 /// let recorder = Recorder::new();
 /// let engine = Engine::builder().workers(2).recorder(&recorder).build()?;
@@ -132,18 +133,6 @@ struct Ring {
     shared: Arc<RingShared>,
 }
 
-/// A description of an engine in a trace.
-#[derive(Clone, Debug)]
-pub(crate) struct EngineInfo {
-    pub(crate) number: u16,
-    /// The names of the worker lanes.
-    pub(crate) lanes: Vec<&'static str>,
-    /// The names of the GPU lanes.
-    pub(crate) gpu_lanes: Vec<String>,
-    /// The number of the first GPU lane.
-    pub(crate) first_gpu_lane: u8,
-}
-
 impl Default for Recorder {
     fn default() -> Self {
         Self::new()
@@ -167,7 +156,7 @@ impl Recorder {
     /// operation, two if it returns before its operation ends, and, if it waits, one and two more for each wait.
     ///
     /// ```
-    /// let recorder = raddle::Recorder::with_capacity(64 << 20); // for long runs
+    /// let recorder = raddle::trace::Recorder::with_capacity(64 << 20); // for long runs
     /// # drop(recorder);
     /// ```
     #[must_use]
@@ -194,7 +183,8 @@ impl Recorder {
     }
 
     /// Takes the trace of everything since the last call or the recorder's creation. Operations that are not
-    /// [over](crate::TracedOp::is_over) appear in this trace with their events so far, and in full in a later trace.
+    /// [over](raddle_trace::TracedOp::is_over) appear in this trace with their events so far, and in full in a later
+    /// trace.
     ///
     /// This may be called at any time, even while operations run. The first call on a recorder younger than 10 ms
     /// sleeps until the recorder is that old, to measure the rate of the processor's clock.
@@ -309,8 +299,8 @@ impl Recorder {
         let pushed = self.write(|writer, now| {
             let op = writer.begin_push(&self.shared, now);
             if accesses.len() <= MAX_ACCESSES {
-                let count = event::slots_of_push(accesses.len());
-                writer.put_slots(count, || event::push(now, op, head, name.clone(), accesses));
+                let count = recording::slots_of_push(accesses.len());
+                writer.put_slots(count, || recording::push(now, op, head, name.clone(), accesses));
             } else {
                 writer.lose(1);
             }
@@ -319,7 +309,7 @@ impl Recorder {
         pushed.unwrap_or_else(|| self.op_without_writer())
     }
 
-    /// [`push`](Self::push) for an operation with up to [`BRIEF_ACCESSES`](event::BRIEF_ACCESSES) accesses.
+    /// [`push`](Self::push) for an operation with up to [`BRIEF_ACCESSES`](recording::BRIEF_ACCESSES) accesses.
     #[inline]
     pub(crate) fn push_few<const N: usize>(
         &self,
@@ -329,12 +319,12 @@ impl Recorder {
     ) -> OpId {
         let pushed = self.write(|writer, now| {
             let op = writer.begin_push(&self.shared, now);
-            match event::brief_push(now, (op, ticks_of(op)), head, name, &accesses) {
+            match recording::brief_push(now, (op, ticks_of(op)), head, name, &accesses) {
                 Some((slot, _)) if N <= 1 && name.is_empty() => writer.put_slot(slot),
                 Some((first, second)) => writer.put_pair([first, second]),
                 None => {
-                    let slots = || event::push(now, op, head, Name::from(name), accesses.iter().copied());
-                    writer.put_slots(event::slots_of_push(N), slots);
+                    let slots = || recording::push(now, op, head, Name::from(name), accesses.iter().copied());
+                    writer.put_slots(recording::slots_of_push(N), slots);
                 }
             }
             op
@@ -424,10 +414,10 @@ impl Recorder {
     fn new_writer(&self) -> Writer {
         let current = std::thread::current();
         let mut state = lock(&self.shared.state);
-        let thread = state.history.add_thread(current.name()).or_else(|| {
+        let thread = state.history.add_thread(current.name(), max_threads()).or_else(|| {
             // Threads may have ended since the rings were read.
             state.read(&self.shared);
-            state.history.add_thread(current.name())
+            state.history.add_thread(current.name(), max_threads())
         });
         // A thread without a number gets a ring without slots, so all its events are counted as lost.
         let (slots, consumer) = RingBuffer::new(thread.map_or(0, |_| self.shared.slots));
@@ -444,7 +434,7 @@ fn ticks_of(op: OpId) -> u64 {
 }
 
 /// Returns the maximum number of threads that a recorder distinguishes.
-pub(super) const fn max_threads() -> usize {
+const fn max_threads() -> usize {
     NO_NUMBER as usize
 }
 
@@ -559,7 +549,7 @@ impl Ring {
         let Ok(chunk) = self.slots.read_chunk(available) else { return };
         let mut slots = chunk.into_iter();
         // SAFETY: (1): the writer puts only whole events into the ring, and each slot is read once.
-        while let Some(event) = unsafe { event::read(|| slots.next(), ticks_of) } {
+        while let Some(event) = unsafe { recording::read(|| slots.next(), ticks_of, priority_of) } {
             f(event);
         }
     }
@@ -572,9 +562,6 @@ impl Drop for Shared {
         state.rings.iter_mut().for_each(|ring| ring.read(drop));
     }
 }
-
-/// The names of variables.
-pub(super) type Names = HashMap<VarId, Name>;
 
 #[cfg(test)]
 mod tests;

@@ -7,10 +7,9 @@ use std::{
 
 use metrics::{counter, gauge, histogram};
 
-use super::{
-    event::{OpId, Outcome},
-    observer::{ObservedOp, Observer},
-};
+use raddle_trace::{OpId, Outcome};
+
+use super::observer::{ObservedOp, Observer};
 
 /// An observer that reports an engine's operations to the crate [`metrics`](https://docs.rs/metrics).
 ///
@@ -28,7 +27,7 @@ use super::{
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // The program first installs an exporter, such as the one in `metrics-exporter-prometheus`.
-/// let engine = raddle::Engine::builder().workers(1).observer(raddle::MetricsObserver::new()).build()?;
+/// let engine = raddle::Engine::builder().workers(1).observer(raddle::trace::MetricsObserver::new()).build()?;
 /// engine.op("load").push((), |()| {})?;
 /// engine.wait_for_all()?;
 /// # Ok(())
@@ -97,7 +96,7 @@ impl Observer for MetricsObserver {
         let outcome = match outcome {
             Outcome::Succeeded => "succeeded",
             Outcome::Failed => "failed",
-            Outcome::Skipped => "skipped",
+            _ => "skipped",
         };
         counter!("raddle_operations_total", "operation" => op.name.to_owned(), "outcome" => outcome).increment(1);
         gauge!("raddle_operations_pending").decrement(1);

@@ -4,10 +4,9 @@ use std::cell::RefCell;
 
 use tracing::{Level, span::EnteredSpan};
 
-use super::{
-    event::{OpId, Outcome},
-    observer::{ObservedOp, Observer},
-};
+use raddle_trace::{OpId, Outcome};
+
+use super::observer::{ObservedOp, Observer};
 
 /// An observer that reports an engine's operations to the crate [`tracing`](https://docs.rs/tracing).
 ///
@@ -22,7 +21,7 @@ use super::{
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let engine = raddle::Engine::builder().workers(1).observer(raddle::TracingObserver::new()).build()?;
+/// let engine = raddle::Engine::builder().workers(1).observer(raddle::trace::TracingObserver::new()).build()?;
 /// engine.op("load").push((), |()| tracing::info!("loading"))?; // in the span `operation{name="load" worker="cpu 0" …}`
 /// engine.wait_for_all()?;
 /// # Ok(())
@@ -106,7 +105,7 @@ impl Observer for TracingObserver {
             Outcome::Failed => {
                 tracing::event!(target: TARGET, Level::WARN, name = op.name, pushed_at = %op.location, "failed");
             }
-            Outcome::Skipped => {
+            _ => {
                 tracing::event!(target: TARGET, Level::INFO, name = op.name, pushed_at = %op.location, "skipped");
             }
         }

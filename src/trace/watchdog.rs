@@ -12,7 +12,7 @@ use super::dump::{Dump, PendingOp, Plain};
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{Engine, Watchdog};
+/// use raddle::{Engine, trace::Watchdog};
 /// use std::{sync::mpsc, time::Duration};
 ///
 /// let (reports, reported) = mpsc::channel();
@@ -72,7 +72,7 @@ impl Watchdog {
     /// operations](Self::running).
     ///
     /// ```
-    /// use raddle::Watchdog;
+    /// use raddle::trace::Watchdog;
     /// use std::time::Duration;
     ///
     /// let watchdog = Watchdog::new().running(Duration::from_secs(1)).budget("decode", Duration::from_millis(5));

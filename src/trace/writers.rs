@@ -19,8 +19,11 @@ use std::{
 
 use rtrb::{Producer, chunks::ChunkError};
 
-use super::event::{self, OpId, Outcome, Place, PlaceWord, Short, Slot};
 use crate::sync::edge::{self, acquire, release};
+use raddle_trace::{
+    OpId, Outcome, Place,
+    recording::{self, PlaceWord, Short, Slot},
+};
 
 /// What a ring's two ends share beside the ring.
 #[derive(Debug, Default)]
@@ -148,7 +151,7 @@ impl Writer {
         }
         self.open.set(NO_OP);
         let (from, place) = self.shared.running.own();
-        if !self.write(event::ran(now, op, outcome, from, place)) {
+        if !self.write(recording::ran(now, op, outcome, from, place)) {
             self.shared.running.clear();
             self.lose(2);
         }
@@ -158,7 +161,7 @@ impl Writer {
     #[inline(always)]
     pub(super) fn put(&self, ticks: u64, op: OpId, event: Short) {
         self.flush();
-        self.put_slot(event::short(ticks, op, event));
+        self.put_slot(recording::short(ticks, op, event));
     }
 
     /// Writes an event that takes one slot.
@@ -200,7 +203,7 @@ impl Writer {
     fn write_start(&self) {
         let op = self.open.replace(NO_OP);
         let (from, place) = self.shared.running.own();
-        self.put_slot(event::short(from, op, Short::Started(Place::from_word(place))));
+        self.put_slot(recording::short(from, op, Short::Started(Place::from_word(place))));
         self.shared.running.clear();
     }
 

@@ -1,4 +1,4 @@
-//! Engine kinds and worker placements.
+//! Engine kinds.
 
 use std::fmt;
 
@@ -46,27 +46,4 @@ impl fmt::Display for EngineKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
     }
-}
-
-/// Where a worker runs.
-///
-/// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{Engine, Placement};
-///
-/// let engine = Engine::builder().build()?;
-/// let pinned = engine.placements().iter().filter(|placement| matches!(placement, Placement::Pinned(_)));
-/// println!("{} workers have a core of their own", pinned.count());
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Placement {
-    /// On this core only.
-    Pinned(usize),
-    /// Unpinned: pinning was not requested, or there are more workers than cores.
-    Unpinned,
-    /// Unpinned, because the operating system refused this core.
-    Refused(usize),
 }

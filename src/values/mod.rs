@@ -2,5 +2,6 @@
 
 pub(crate) mod device;
 pub(crate) mod kind;
-pub(crate) mod name;
 pub(crate) mod property;
+
+pub(crate) use raddle_trace::Name;

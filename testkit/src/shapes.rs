@@ -2,8 +2,8 @@
 //! only the context, and return nothing or a `Result` with an error of any type.
 
 use raddle::{
-    Accesses, BoxError, Completion, Engine, GpuStream, OpBuilder, OpContext, OpHandle, Operator, PushError, Refs,
-    Token, cx,
+    Accesses, Completion, Engine, OpBuilder, OpContext, OpHandle, Operator, PushError, Token, access::Refs, cx,
+    error::BoxError, gpu::GpuStream,
 };
 
 /// The return type of a function: `()`, a `Result` with any error, or `!`.

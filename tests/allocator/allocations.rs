@@ -12,7 +12,11 @@ use std::{
 };
 
 use crate::alone;
-use raddle::{Device, DeviceVec, Engine, EngineKind, PinnedVec, Recorder, SimulatedGpu, Token, Var, simulated::Clock};
+use raddle::{
+    Device, Engine, EngineKind, Token, Var,
+    gpu::{DeviceVec, PinnedVec, SimulatedGpu, simulated::Clock},
+    trace::Recorder,
+};
 use shapes::*;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);

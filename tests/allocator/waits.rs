@@ -23,8 +23,8 @@ use crate::alone;
 use common::shapes::*;
 use common::{Gate, KINDS, THREADED, block_on, engine, failure, hold, poll_once, program::fewer, watched};
 use raddle::{
-    Completion, Device, DeviceVec, Engine, EngineKind, Group, OpHandle, SimulatedGpu, Token, Var, VarWait, WaitError,
-    simulated::Clock,
+    Completion, Device, Engine, EngineKind, Group, OpHandle, Token, Var, VarWait, WaitError,
+    gpu::{DeviceVec, SimulatedGpu, simulated::Clock},
 };
 
 // ----------------------------------------------------------------------------------------------------- the memory ----

@@ -24,8 +24,9 @@ use common::{
     child_succeeds, eventually, hold, lock, occupy, on_kinds, program::fewer, resident_bytes, watched, watched_for,
 };
 use raddle::{
-    Completion, Device, Engine, EngineKind, IdlePolicy, ObservedOp, Observer, OpBuilder, Operator, PushError, Shutdown,
-    SimulatedGpu, Var, cx,
+    Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, Var, cx,
+    gpu::SimulatedGpu,
+    trace::{ObservedOp, Observer},
 };
 
 /// The number of operations by which one thread may exceed a limit: the documented 32, and a margin of one.

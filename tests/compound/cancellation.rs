@@ -17,7 +17,9 @@ use common::{
     Drops, Gate, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, block_on, block_on_within, eventually, failure, hold,
     lock, occupy, on_kinds, poll_once, watched,
 };
-use raddle::{Cause, Device, Engine, EngineKind, OpContext, OpError, OpHandle, Shutdown, SimulatedGpu, WaitError, cx};
+use raddle::{
+    Device, Engine, EngineKind, OpContext, OpError, OpHandle, Shutdown, WaitError, cx, error::Cause, gpu::SimulatedGpu,
+};
 
 fn is_cancelled(error: &OpError) -> bool {
     matches!(error.cause(), Cause::Cancelled)

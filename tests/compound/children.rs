@@ -16,7 +16,9 @@ use common::{
     Droppable, Drops, Gate, KINDS, MOMENT, PATIENCE, THREADED, block_on, failure, hold, lock, on_kinds, poll_once,
     yield_now,
 };
-use raddle::{Cause, Device, Engine, OpContext, OpHandle, PushError, Shutdown, SimulatedGpu, Var, WaitError, cx};
+use raddle::{
+    Device, Engine, OpContext, OpHandle, PushError, Shutdown, Var, WaitError, cx, error::Cause, gpu::SimulatedGpu,
+};
 
 // --------------------------------------------------------------------------------------------------- the order ----
 
@@ -1227,7 +1229,7 @@ fn children_inherit_group_and_deadline() {
 }
 
 /// Returns the priority of each pending operation with the given name.
-fn priorities(dump: &raddle::Dump, name: &str) -> Vec<i32> {
+fn priorities(dump: &raddle::trace::Dump, name: &str) -> Vec<i32> {
     dump.ops().iter().filter(|op| op.name.as_str() == name).map(|op| op.priority).collect()
 }
 

@@ -21,8 +21,8 @@ use common::{
     eventually, failure, hold, lock, occupy, on_kinds, poll_once, watched, yield_now,
 };
 use raddle::{
-    Acquire, Cause, Device, Engine, EngineKind, Group, Property, PushError, ReadGuard, Shutdown, SimulatedGpu, Var,
-    WaitError, WriteGuard, cx,
+    Acquire, Device, Engine, EngineKind, Group, Property, PushError, ReadGuard, Shutdown, Var, WaitError, WriteGuard,
+    cx, error::Cause, gpu::SimulatedGpu,
 };
 
 fn panics() -> ! {
@@ -377,9 +377,9 @@ fn a_forgotten_guard_holds_its_variable_and_a_shutdown_times_out() {
             let mut write = engine.acquire(value.write());
             assert!(poll_once(&mut write).is_pending());
             let ended = engine.shutdown(Shutdown::Drain, Some(MOMENT));
-            assert!(matches!(ended, Err(raddle::ShutdownError::TimedOut)), "{ended:?}");
+            assert!(matches!(ended, Err(raddle::error::ShutdownError::TimedOut)), "{ended:?}");
             let ended = engine.shutdown(Shutdown::Cancel, Some(MOMENT));
-            assert!(matches!(ended, Err(raddle::ShutdownError::TimedOut)), "{ended:?}");
+            assert!(matches!(ended, Err(raddle::error::ShutdownError::TimedOut)), "{ended:?}");
             // Dropping the last handle would wait forever.
             std::mem::forget((engine, write));
         });
@@ -1141,7 +1141,7 @@ fn an_asynchronous_shutdown_drains_and_resolves() {
     on_kinds(&KINDS, 1, |engine| {
         let inside = engine.downgrade();
         let ended = engine.op("").submit_future((), move |()| inside.shutdown_async(Shutdown::Drain));
-        assert!(matches!(block_on(ended.unwrap()).unwrap(), Err(raddle::ShutdownError::InsideOperation)));
+        assert!(matches!(block_on(ended.unwrap()).unwrap(), Err(raddle::error::ShutdownError::InsideOperation)));
         drop(engine.shutdown_async(Shutdown::Drain)); // the shutdown continues
         engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
     });

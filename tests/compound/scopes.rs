@@ -20,7 +20,8 @@ use common::{
     program::fewer,
 };
 use raddle::{
-    Cause, Device, Engine, EngineKind, PushError, Scope, ScopedVar, Shutdown, SimulatedGpu, WaitError, cx, each,
+    Device, Engine, EngineKind, PushError, Scope, ScopedVar, Shutdown, WaitError, cx, each, error::Cause,
+    gpu::SimulatedGpu,
 };
 
 type Anything = Result<(), Box<dyn std::error::Error + Send + Sync>>;

@@ -17,7 +17,7 @@ use std::{
 use common::shapes::*;
 use common::{Gate, Journal, Meeting, PATIENCE, THREADED, allowed_cores, child_succeeds, is_child, lock, watched};
 use core_affinity::CoreId;
-use raddle::{Device, Engine, EngineKind, Placement, SimulatedGpu, unpinned};
+use raddle::{Device, Engine, EngineKind, gpu::SimulatedGpu, system::Placement, unpinned};
 
 /// Parses a list of cores in the kernel's format.
 fn parse_cores(cores: &str) -> Vec<usize> {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use common::{KINDS, MOMENT, child, engine, is_child, on_kinds};
-use raddle::{Cause, Completion, Device, Engine, PushError, SimulatedGpu, Var, WaitError, cx};
+use raddle::{Completion, Device, Engine, PushError, Var, WaitError, cx, error::Cause, gpu::SimulatedGpu};
 
 #[test]
 fn the_context_stands_anywhere_among_the_accesses() {

@@ -1,11 +1,11 @@
-//! What [`raddle::doctor`] finds agrees with what the system says.
+//! What [`raddle::system::doctor`] finds agrees with what the system says.
 
 #![forbid(unsafe_code)]
 #![cfg(all(target_os = "linux", not(miri)))]
 
 use std::{fs, time::Instant};
 
-use raddle::{Diagnosis, doctor};
+use raddle::system::{Diagnosis, doctor};
 use raddle_testkit::timer_slack;
 
 /// Returns what was found about `about`.

@@ -9,7 +9,7 @@ use std::thread;
 
 use common::shapes::*;
 use common::{child, is_child};
-use raddle::{BuildError, Engine, EngineKind};
+use raddle::{Engine, EngineKind, error::BuildError};
 
 /// The environment variable that tells the child which result to expect.
 const EXPECT: &str = "RADDLE_TEST_EXPECT";

@@ -14,7 +14,10 @@ use std::{
 };
 
 use common::{Gate, KINDS, PATIENCE, THREADED, on_kinds, yield_now};
-use raddle::{Engine, Guarded, UseError, UseErrorKind, WaitError, cx};
+use raddle::{
+    Engine, Guarded, WaitError, cx,
+    error::{UseError, UseErrorKind},
+};
 
 fn guarded(engine: &Engine) -> Arc<Guarded<u32>> {
     Arc::new(Guarded::new(engine.token().named("bus"), 0))

@@ -9,7 +9,7 @@ use std::{thread, time::Duration};
 
 use common::shapes::*;
 use common::{child_succeeds, hold, is_child, share_of_a_core};
-use raddle::{Device, Engine, EngineKind, IdlePolicy, Property, SimulatedGpu};
+use raddle::{Device, Engine, EngineKind, IdlePolicy, Property, gpu::SimulatedGpu};
 
 fn work(engine: &Engine) {
     let value = engine.var(0);

@@ -8,7 +8,7 @@ use std::{any::Any, sync::Arc, thread, time::Duration};
 
 use common::shapes::*;
 use common::{Droppable, Drops, Gate, KINDS, block_on, on_kinds, program::fewer, watched};
-use raddle::{BoxError, Engine, EngineKind, Observer, Shutdown, cx};
+use raddle::{Engine, EngineKind, Shutdown, cx, error::BoxError, trace::Observer};
 
 /// How a test ends its engine after the workload.
 #[derive(Clone, Copy, Debug)]

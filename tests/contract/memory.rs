@@ -10,7 +10,7 @@ use common::shapes::*;
 use common::{
     KINDS, child_succeeds, child_within, eventually, is_child, mapped_bytes, resident_bytes, thread_count, watched_for,
 };
-use raddle::{Device, Engine, EngineKind, Recorder, SimulatedGpu};
+use raddle::{Device, Engine, EngineKind, gpu::SimulatedGpu, trace::Recorder};
 
 const PUSHES: usize = 2_000_000;
 

@@ -18,7 +18,7 @@ use common::{
     program::{Finish, How, Program, Random, Shape, Step, Watch, check_serial, check_some_order, explain, fewer, run},
     watched,
 };
-use raddle::{Engine, EngineBuilder, EngineKind, Recorder, Shutdown};
+use raddle::{Engine, EngineBuilder, EngineKind, Shutdown, trace::Recorder};
 
 fn serial(engine: &Engine, label: &str, shape: &Shape, seed: u64, watch: Watch) {
     let program = Arc::new(Program::generate(shape, &mut Random::new(seed)));

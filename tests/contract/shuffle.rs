@@ -16,7 +16,7 @@ use common::{
     program::{Program, Random, Shape, Source, Watch, check_serial, fewer, run},
     watched,
 };
-use raddle::{BuildError, Engine, EngineKind, Shutdown};
+use raddle::{Engine, EngineKind, Shutdown, error::BuildError};
 
 /// Builds a shuffling engine.
 fn shuffled(kind: EngineKind, workers: usize, seed: u64) -> Engine {
@@ -220,12 +220,12 @@ fn priorities_have_no_effect() {
 #[test]
 fn operations_on_several_workers_start_after_delays() {
     watched(|| {
-        let recorder = raddle::Recorder::new();
+        let recorder = raddle::trace::Recorder::new();
         let engine = Engine::builder().workers(2).pin(false).shuffle(1).recorder(&recorder).build().unwrap();
         for _ in 0..200 {
             engine.op("op").submit((), |()| {}).unwrap().wait().unwrap();
         }
-        let mut waited: Vec<_> = recorder.take().ops().iter().filter_map(raddle::TracedOp::queued).collect();
+        let mut waited: Vec<_> = recorder.take().ops().iter().filter_map(raddle::trace::TracedOp::queued).collect();
         waited.sort_unstable();
         // Half of the delays are longer than half of the longest one, which is 100 µs.
         assert!(waited[waited.len() / 2] >= Duration::from_micros(40), "operations start at once: {waited:?}");
@@ -417,7 +417,7 @@ fn a_naive_engine_does_not_shuffle() {
 #[test]
 fn operations_of_a_gpu_complete() {
     watched(|| {
-        let gpu = raddle::SimulatedGpu::new();
+        let gpu = raddle::gpu::SimulatedGpu::new();
         let engine = Engine::builder().workers(1).pin(false).shuffle(3).gpu(gpu).build().unwrap();
         let device = raddle::Device::Gpu(0);
         let (from, to) = (engine.pinned_var::<f32>(device, 64).unwrap(), engine.pinned_var::<f32>(device, 64).unwrap());

@@ -10,8 +10,9 @@ use std::{
 };
 
 use raddle::{
-    BoxError, Cause, Completion, DeviceError, EngineKind, GpuStream, OpContext, Shutdown, ShutdownError, SimulatedGpu,
-    WaitError,
+    Completion, EngineKind, OpContext, Shutdown, WaitError,
+    error::{BoxError, Cause, DeviceError, ShutdownError},
+    gpu::{GpuStream, SimulatedGpu},
 };
 
 use super::{

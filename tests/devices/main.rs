@@ -18,8 +18,8 @@ use std::{fmt::Display, sync::mpsc, thread, time::Duration};
 use common::shapes::*;
 use common::{Gate, eventually};
 use raddle::{
-    Device, DeviceVec, Engine, EngineBuilder, EngineKind, GpuStream, PinnedVec, SimulatedGpu, SimulatedStream, Var,
-    simulated::Clock,
+    Device, Engine, EngineBuilder, EngineKind, Var,
+    gpu::{DeviceVec, GpuStream, PinnedVec, SimulatedGpu, SimulatedStream, simulated::Clock},
 };
 
 const GPU: Device = Device::Gpu(0);

@@ -14,8 +14,9 @@ use std::{
 };
 
 use raddle::{
-    BoxError, Cause, Device, DeviceError, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, OpBuilder, OpError,
-    OpHandle, PinnedVec, Shutdown, SimulatedGpu, Token, Var, WaitError, Write,
+    Device, Engine, EngineKind, OpBuilder, OpError, OpHandle, Shutdown, Token, Var, WaitError, Write,
+    error::{BoxError, Cause, DeviceError},
+    gpu::{DeviceVec, GpuStream, ImportedStream, PinnedVec, SimulatedGpu},
 };
 
 use super::{builder, device, issued, kernel, random, simulated};

@@ -5,7 +5,10 @@
 use crate::common::shapes::*;
 use std::{thread, time::Duration};
 
-use raddle::{DeviceVec, EngineKind, GpuStream, SimulatedGpu, Var, simulated::Clock};
+use raddle::{
+    EngineKind, Var,
+    gpu::{DeviceVec, GpuStream, SimulatedGpu, simulated::Clock},
+};
 
 use super::{
     GPU, device, download, engine, hold_lane, issued, kernel, kernel_from, manual, ms, pinned, random, simulated,

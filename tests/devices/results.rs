@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use raddle::{Device, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, SimulatedGpu, Var, simulated::Clock};
+use raddle::{
+    Device, Engine, EngineKind, Var,
+    gpu::{DeviceVec, GpuStream, PinnedVec, SimulatedGpu, simulated::Clock},
+};
 
 use super::{
     GPU, OTHER, builder, device, download, engine, hold_lane, issued, kernel, kernel_from, manual, ms, pinned, random,
@@ -427,7 +430,7 @@ fn everything_captured_by_device_operations_is_dropped_once() {
                         move |stream: &mut GpuStream, var| {
                             captured.touch();
                             simulated(stream).launch(Duration::ZERO, var, move |_| inner.touch())?;
-                            Ok::<_, raddle::DeviceError>(captured)
+                            Ok::<_, raddle::error::DeviceError>(captured)
                         },
                     );
                     let handle = handle.unwrap();
@@ -480,7 +483,7 @@ fn an_asynchronous_device_operation_ends_with_its_completion() {
             kernel(&engine, "skipped", &var, |_| {});
             let failed = crate::common::failure(engine.wait_for_var(&var));
             assert_eq!(failed.name(), "lost", "{kind}");
-            assert!(matches!(failed.cause(), raddle::Cause::LostCompletion), "{kind}");
+            assert!(matches!(failed.cause(), raddle::error::Cause::LostCompletion), "{kind}");
         });
     }
 }
@@ -878,7 +881,7 @@ fn the_thread_of_a_lane_does_not_sleep_between_the_first_polls() {
                 let _ = sender.send(times_slept());
             })?;
         }
-        Ok::<_, raddle::DeviceError>(())
+        Ok::<_, raddle::error::DeviceError>(())
     });
     launch.unwrap();
     engine.wait_for_all().unwrap();

@@ -5,7 +5,7 @@ use std::{sync::mpsc, thread, time::Duration};
 use common::{
     MOMENT, PATIENCE, THREADED, block_on, child_succeeds, is_child, thread_count, wait_for_thread_count, watched,
 };
-use raddle::{EngineKind, IdlePolicy, OpHandle, PushError, Shutdown, ShutdownError, WaitError, blocking};
+use raddle::{EngineKind, IdlePolicy, OpHandle, PushError, Shutdown, WaitError, blocking, error::ShutdownError};
 
 use super::*;
 

@@ -7,8 +7,9 @@ use std::{
 };
 
 use raddle::{
-    BoxError, Cause, Device, DeviceError, DeviceVec, Engine, EngineKind, GpuStream, ImportedStream, SimulatedGpu, Var,
-    WaitError,
+    Device, Engine, EngineKind, Var, WaitError,
+    error::{BoxError, Cause, DeviceError},
+    gpu::{DeviceVec, GpuStream, ImportedStream, SimulatedGpu},
 };
 
 use super::{

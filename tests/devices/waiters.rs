@@ -15,7 +15,8 @@ use std::{
 };
 
 use raddle::{
-    Device, DeviceVec, Engine, EngineKind, OpContext, PushError, SimulatedGpu, Var, WaitError, simulated::Clock,
+    Device, Engine, EngineKind, OpContext, PushError, Var, WaitError,
+    gpu::{DeviceVec, SimulatedGpu, simulated::Clock},
 };
 
 use super::{

@@ -14,7 +14,10 @@ use std::{
 };
 
 use metrics::{Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, SharedString, Unit};
-use raddle::{Engine, MetricsObserver, TracingObserver};
+use raddle::{
+    Engine,
+    trace::{MetricsObserver, TracingObserver},
+};
 use tracing::{Event, Subscriber, field::Visit, span};
 
 /// A subscriber that records each event with its enclosing spans.

@@ -3,7 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-use raddle::{Accesses, Cx, Engine, PushError, Read, Var, Write, cx};
+use raddle::{Accesses, Engine, PushError, Read, Var, Write, access::Cx, cx};
 
 /// The accesses of an optimiser step.
 #[derive(Accesses)]

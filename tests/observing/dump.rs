@@ -14,8 +14,9 @@ use std::{
 
 use common::{Gate, HOSTILE, KINDS, THREADED, eventually, hold, occupy, on_kinds, watched, watched_for};
 use raddle::{
-    Completion, Device, Dump, Engine, EngineKind, ObservedOp, Observer, OpState, PendingOp, Recorder, SimulatedGpu,
-    WaitKind, cx,
+    Completion, Device, Engine, EngineKind, cx,
+    gpu::SimulatedGpu,
+    trace::{Dump, ObservedOp, Observer, OpState, PendingOp, Recorder, WaitKind},
 };
 
 fn find<'d>(dump: &'d Dump, name: &str) -> &'d PendingOp {

@@ -6,7 +6,11 @@ use raddle_testkit as common;
 use std::{collections::HashMap, fs, path::PathBuf, sync::mpsc, thread, time::Duration};
 
 use common::{HOSTILE, watched};
-use raddle::{Device, Engine, EngineKind, Recorder, SimulatedGpu, Trace, TracedOp};
+use raddle::{
+    Device, Engine, EngineKind,
+    gpu::SimulatedGpu,
+    trace::{Recorder, Trace, TracedOp},
+};
 
 /// The folder for the files: `RADDLE_FILES`, or a temporary folder that is removed when this value is dropped.
 struct Folder(PathBuf, bool);
@@ -31,7 +35,7 @@ impl Folder {
         self.write(&format!("{name}.json"), |out| trace.write_chrome(out).unwrap());
         self.write(&format!("{name}.html"), |out| trace.write_report(HOSTILE[1], out).unwrap());
         // The expected numbers of rectangles, and of arrows between operations that have run.
-        let on_gpu = |op: &&TracedOp| op.runs.iter().any(|run| matches!(run.place, raddle::Place::Gpu { .. }));
+        let on_gpu = |op: &&TracedOp| op.runs.iter().any(|run| matches!(run.place, raddle::trace::Place::Gpu { .. }));
         let slices = trace.ops().iter().map(|op| op.runs.len()).sum::<usize>();
         let streams =
             trace.ops().iter().filter(on_gpu).filter(|op| op.returned.is_some() && op.ended.is_some()).count();

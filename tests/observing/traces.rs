@@ -17,8 +17,9 @@ use std::{
 
 use common::{Gate, KINDS, MOMENT, PATIENCE, THREADED, eventually, on_kinds, watched, watched_for};
 use raddle::{
-    AccessMode, Device, DeviceVec, Engine, EngineKind, IdlePolicy, LaneStats, ObservedOp, Observer, Outcome, Place,
-    Property, PushError, Recorder, SimulatedGpu, Trace, TracedOp, Var, VarId, WaitError, cx,
+    Device, Engine, EngineKind, IdlePolicy, Property, PushError, Var, WaitError, cx,
+    gpu::{DeviceVec, SimulatedGpu},
+    trace::{AccessMode, LaneStats, ObservedOp, Observer, Outcome, Place, Recorder, Trace, TracedOp, VarId},
 };
 
 /// Calls `f` with an engine of each kind and the engine's recorder.
@@ -1496,7 +1497,7 @@ fn a_profile_is_written_while_the_engine_runs() {
             assert!(second.exists(), "the other engine has no file of its own");
             drop(folder);
             let refused = build().build().unwrap_err();
-            assert!(matches!(refused, raddle::BuildError::Profile(..)), "{refused}");
+            assert!(matches!(refused, raddle::error::BuildError::Profile(..)), "{refused}");
         });
     }
 }

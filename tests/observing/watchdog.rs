@@ -13,8 +13,9 @@ use std::{
 
 use common::{Gate, KINDS, Meeting, THREADED, logger::log_to, watched};
 use raddle::{
-    Device, DeviceVec, Engine, EngineBuilder, EngineKind, Problem, Shutdown, SimulatedGpu, Var, Watchdog,
-    WatchdogReport,
+    Device, Engine, EngineBuilder, EngineKind, Shutdown, Var,
+    gpu::{DeviceVec, SimulatedGpu},
+    trace::{Problem, Watchdog, WatchdogReport},
 };
 
 const LIMIT: Duration = Duration::from_millis(40);

@@ -22,7 +22,10 @@ use common::{
     program::{Random, Source, fewer},
     watched,
 };
-use raddle::{Engine, EngineKind, Group, OpHandle, OpState, PendingOp, Var, WaitError};
+use raddle::{
+    Engine, EngineKind, Group, OpHandle, Var, WaitError,
+    trace::{OpState, PendingOp},
+};
 
 /// The time within which a wait that would never return must be refused.
 const FOUND: Duration = Duration::from_secs(if cfg!(raddle_tsan) { 20 } else { 5 });

@@ -24,7 +24,7 @@ use std::{
 
 use common::shapes::*;
 use common::{Gate, KINDS, MOMENT, PATIENCE, SOON, THREADED, engine, eventually, hold, lock, on_kinds, watched};
-use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, SimulatedGpu, Var, WaitError};
+use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Var, WaitError, gpu::SimulatedGpu};
 
 type Act = Box<dyn FnOnce() + Send>;
 
@@ -451,7 +451,7 @@ fn device_functions_and_kernels_may_not_wait() {
         let waits =
             move |engine: &Engine| [engine.wait_for_var(&idle), engine.wait_for_all(), engine.get(&idle).map(|_| ())];
         let (inside, from_function, waits_in_function) = (engine.clone(), sender.clone(), waits.clone());
-        let launch = move |stream: &mut raddle::GpuStream, memory: &mut _| {
+        let launch = move |stream: &mut raddle::gpu::GpuStream, memory: &mut _| {
             from_function.send(waits_in_function(&inside)).unwrap();
             let kernel = move |_: &mut [u32]| sender.send(waits(&inside)).unwrap();
             stream.simulated().expect("the device should be simulated").launch(Duration::ZERO, memory, kernel)
@@ -471,7 +471,7 @@ fn on_another_device(f: impl FnOnce() + Send + 'static) {
     let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(SimulatedGpu::default());
     let engine = engine.build().unwrap();
     let memory = engine.device_var::<u32>(raddle::Device::Gpu(0), 1).unwrap();
-    let launch = move |_: &mut raddle::GpuStream, _: &mut _| f();
+    let launch = move |_: &mut raddle::gpu::GpuStream, _: &mut _| f();
     engine.op("launch").on(raddle::Device::Gpu(0)).launch_any(memory.write(), launch).unwrap();
     engine.wait_for_all().unwrap();
 }
@@ -534,7 +534,7 @@ fn no_operation_runs_inside_a_device_function() {
         let memory = engine.device_var::<u32>(raddle::Device::Gpu(0), 1).unwrap();
         let (inside, runs, ran) = (engine.clone(), Gate::new(), Gate::new());
         let opens = ran.clone();
-        let launch = move |_: &mut raddle::GpuStream, _: &mut _| {
+        let launch = move |_: &mut raddle::gpu::GpuStream, _: &mut _| {
             let begins = runs.clone();
             let pushed = inside.op("pushed").submit((), move |()| begins.open()).unwrap();
             assert!(!pushed.is_done() && !runs.is_open(), "the operation has run inside the device function");
@@ -604,12 +604,12 @@ fn a_waker_that_waits_may_hold_a_lock_that_another_waker_takes() {
 
 /// Returns an engine, its GPU, and a handle to a kernel that completes once the GPU's clock is advanced.
 fn with_a_kernel_pending() -> (Engine, SimulatedGpu, OpHandle<()>) {
-    let gpu = SimulatedGpu::builder().clock(raddle::simulated::Clock::Manual).build();
+    let gpu = SimulatedGpu::builder().clock(raddle::gpu::simulated::Clock::Manual).build();
     let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(gpu.clone()).build();
     let engine = engine.unwrap();
     let memory = engine.device_var::<u32>(raddle::Device::Gpu(0), 1).unwrap();
     let (issued, is_issued) = mpsc::channel();
-    let launch = move |stream: &mut raddle::GpuStream, memory: &mut _| {
+    let launch = move |stream: &mut raddle::gpu::GpuStream, memory: &mut _| {
         let launched =
             stream.simulated().expect("the device should be simulated").launch(MOMENT, memory, |_: &mut [u32]| ());
         issued.send(()).unwrap();

@@ -26,7 +26,7 @@ use common::{
     watched,
 };
 use logger::log_to;
-use raddle::{Engine, OpContext, Shutdown, ShutdownError};
+use raddle::{Engine, OpContext, Shutdown, error::ShutdownError};
 
 /// Shuts the engine down repeatedly until only the threads in `names` remain. Each attempt that does not time out must
 /// report all of these.

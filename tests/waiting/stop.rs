@@ -16,7 +16,7 @@ use common::{
     Gate, KINDS, MOMENT, PATIENCE, SOON, THREADED, child_succeeds, child_succeeds_on_each_kind, eventually, hold,
     is_child, on_kinds, watched,
 };
-use raddle::{Engine, EngineKind, Property, Shutdown, ShutdownError};
+use raddle::{Engine, EngineKind, Property, Shutdown, error::ShutdownError};
 
 /// Pushes thirty operations that each add one to `count`.
 fn push_some(engine: &Engine, count: &Arc<AtomicUsize>) {

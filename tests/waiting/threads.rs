@@ -26,7 +26,7 @@ use common::{
 use crossbeam_epoch as epoch;
 use logger::log_to;
 use no_threads::NoThreads;
-use raddle::{BuildError, Device, Engine, EngineKind, PushError, Shutdown, SimulatedGpu, Token, WaitError};
+use raddle::{Device, Engine, EngineKind, PushError, Shutdown, Token, WaitError, error::BuildError, gpu::SimulatedGpu};
 
 // ----------------------------------------------------------------------------------------------------- loggers ----
 

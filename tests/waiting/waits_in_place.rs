@@ -17,7 +17,8 @@ use common::{
     thread_count, wait_for_thread_count, watched_for,
 };
 use raddle::{
-    BoxError, Cause, Engine, EngineKind, Group, OpHandle, Property, PushError, Shutdown, Var, WaitError, blocking, cx,
+    Engine, EngineKind, Group, OpHandle, Property, PushError, Shutdown, Var, WaitError, blocking, cx,
+    error::{BoxError, Cause},
 };
 
 fn fib(engine: &Engine, n: u64) -> Result<OpHandle<u64>, PushError> {

@@ -10,10 +10,13 @@ use std::{
 };
 
 use raddle::{
-    CudaGpu, Engine, GpuStream,
-    cudarc::{
-        driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, LaunchConfig, PushKernelArg},
-        nvrtc::Ptx,
+    Engine,
+    gpu::{
+        CudaGpu, GpuStream,
+        cudarc::{
+            driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, LaunchConfig, PushKernelArg},
+            nvrtc::Ptx,
+        },
     },
 };
 use raddle_benches::shapes::*;
@@ -178,7 +181,7 @@ fn threads(one_stream: bool, count: usize) -> f64 {
 }
 
 fn address(word: &CudaSlice<u32>, stream: &Arc<CudaStream>) -> u64 {
-    use raddle::cudarc::driver::DevicePtr;
+    use raddle::gpu::cudarc::driver::DevicePtr;
     word.device_ptr(stream).0
 }
 
@@ -257,7 +260,7 @@ pub fn bed() -> Result<Bed, String> {
     let context = gpu.context();
     let describe = || {
         let (major, minor) = context.compute_capability()?;
-        Ok::<_, raddle::cudarc::driver::DriverError>(format!(
+        Ok::<_, raddle::gpu::cudarc::driver::DriverError>(format!(
             "{}, compute capability {major}.{minor}, CUDA device 0",
             context.name()?
         ))

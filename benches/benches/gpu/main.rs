@@ -13,8 +13,8 @@ use std::{
 };
 
 use raddle::{
-    Device, DeviceVec, Engine, EngineKind, GpuDriver, GpuStream, IdlePolicy, PinnedVec, Property, SimulatedGpu, Var,
-    simulated::Clock,
+    Device, Engine, EngineKind, IdlePolicy, Property, Var,
+    gpu::{DeviceVec, GpuDriver, GpuStream, PinnedVec, SimulatedGpu, simulated::Clock},
 };
 use raddle_benches::shapes::*;
 use raddle_benches::{
@@ -172,7 +172,7 @@ fn same_stream(bed: &Bed, report: &mut Report) {
         let all = engine.op("all").on(GPU).submit_launch_any(var.write(), move |stream, words| {
             let start = Instant::now();
             (0..count).for_each(|_| launch(stream, words, Duration::ZERO));
-            Ok::<_, raddle::BoxError>(start.elapsed())
+            Ok::<_, raddle::error::BoxError>(start.elapsed())
         });
         let launched = all.expect("push").wait().expect("the launches should succeed");
         (per(launched, count), per(start.elapsed(), count))
@@ -258,7 +258,7 @@ fn ends(bed: &Bed, engine: &Engine, count: usize) -> Vec<f64> {
         let kernel = engine.op("kernel").on(GPU).submit_launch_any(var.write(), move |stream, words| {
             let before = Instant::now();
             launch(stream, words, KERNEL);
-            Ok::<_, raddle::BoxError>(before)
+            Ok::<_, raddle::error::BoxError>(before)
         });
         let started = engine.op("next").submit(var.read(), |_| Instant::now()).expect("push");
         let started = started.wait().expect("the operation should run");

@@ -11,7 +11,7 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use raddle::{BoxError, Device, OpHandle, Token};
+use raddle::{Device, OpHandle, Token, error::BoxError};
 
 use crate::kernels::{Matrix, multiply};
 use crate::operator::{invoke, invoke_into};

@@ -20,7 +20,11 @@ use std::{cell::RefCell, ops::Range, ptr::from_ref};
 use cudarc::cublas::result::{self as cublas, CublasError};
 use cudarc::cublas::sys::{self, cublasHandle_t, cublasOperation_t};
 use cudarc::driver::{CudaContext, CudaStream, result as driver, sys::CUdeviceptr};
-use raddle::{BoxError, Device, DeviceVec, Engine, GpuStream, Token};
+use raddle::{
+    Device, Engine, Token,
+    error::BoxError,
+    gpu::{DeviceVec, GpuStream},
+};
 
 use crate::{Array, Error};
 

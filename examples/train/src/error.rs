@@ -2,7 +2,10 @@
 
 use std::{fmt, io};
 
-use raddle::{BuildError, DeviceError, PushError, WaitError};
+use raddle::{
+    PushError, WaitError,
+    error::{BuildError, DeviceError},
+};
 
 use crate::Shape;
 

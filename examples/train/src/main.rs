@@ -15,7 +15,7 @@ use std::{collections::HashMap, path::PathBuf, process::ExitCode, sync::Arc};
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use raddle::{EngineKind, Recorder};
+use raddle::{EngineKind, trace::Recorder};
 use raddle_train::training::{self, Options, Trainer};
 use raddle_train::{Error, data::Images, report};
 

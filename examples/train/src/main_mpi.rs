@@ -16,7 +16,7 @@ use std::{process::ExitCode, sync::Arc, thread};
 use clap::Parser;
 use mpi::collective::CommunicatorCollectives;
 use mpi::topology::{Communicator, SimpleCommunicator};
-use raddle::{Device, Engine, EngineKind, Recorder};
+use raddle::{Device, Engine, EngineKind, trace::Recorder};
 use raddle_train::exchange::{self, Exchange};
 use raddle_train::training::{self, Options, Trainer};
 use raddle_train::{Error, Runtime, data::Images, report};

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, fs, fs::File, io::BufWriter, path::Path};
 
-use raddle::{Trace, TracedOp};
+use raddle::trace::{Trace, TracedOp};
 
 use crate::{data::Images, error::Error};
 

@@ -11,7 +11,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{collections::BTreeMap, fmt};
 
-use raddle::{Device, DeviceVec, Engine, OpContext, Token, Var};
+use raddle::{Device, Engine, OpContext, Token, Var, gpu::DeviceVec};
 
 use crate::Error;
 

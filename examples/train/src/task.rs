@@ -16,7 +16,11 @@
 
 use std::{mem, ops::Range, sync::Arc, time::Duration};
 
-use raddle::{BoxError, Device, DeviceVec, GpuStream, Name, Read, Token, Var, Write};
+use raddle::{
+    Device, Name, Read, Token, Var, Write,
+    error::BoxError,
+    gpu::{DeviceVec, GpuStream},
+};
 
 use crate::storage::{Block, Chunk};
 use crate::{Array, Error, Runtime, Shape, random::Random};

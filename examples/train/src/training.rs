@@ -19,7 +19,11 @@
 use std::{collections::VecDeque, fmt, sync::Arc, time::Instant};
 
 use clap::Args;
-use raddle::{Device, Engine, EngineKind, OpHandle, Recorder, SimulatedGpu, Token, WaitError, simulated::Clock};
+use raddle::{
+    Device, Engine, EngineKind, OpHandle, Token, WaitError,
+    gpu::{SimulatedGpu, simulated::Clock},
+    trace::Recorder,
+};
 
 use crate::data::{Batch, Images, Loader};
 use crate::executor::{Arrays, Executor, Gradients, MemoryUse};

@@ -7,7 +7,7 @@ mod support;
 
 use std::{env, fs, process::Command, sync::Arc, thread};
 
-use raddle::{CudaGpu, Device, Engine, EngineKind};
+use raddle::{Device, Engine, EngineKind, gpu::CudaGpu};
 use raddle_train::{Array, Error, Mode, Runtime, cuda, operator::FullyConnected, operator::invoke, simple, task::Task};
 use support::numbers;
 

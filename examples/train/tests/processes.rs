@@ -11,7 +11,11 @@ use std::{
 };
 
 use mpi::topology::SimpleCommunicator;
-use raddle::{Device, Engine, Recorder, SimulatedGpu, simulated::Clock};
+use raddle::{
+    Device, Engine,
+    gpu::{SimulatedGpu, simulated::Clock},
+    trace::Recorder,
+};
 use raddle_train::{
     Array, Error, Runtime, Shape,
     exchange::{self, Exchange},

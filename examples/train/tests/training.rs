@@ -9,7 +9,10 @@ use std::{
     sync::{Arc, Mutex, mpsc},
 };
 
-use raddle::{Device, Engine, EngineKind, Outcome, Recorder, TracedOp};
+use raddle::{
+    Device, Engine, EngineKind,
+    trace::{Outcome, Recorder, TracedOp},
+};
 use raddle_train::{
     Array, Error, Runtime,
     data::{Images, Loader},

@@ -10,7 +10,8 @@ use std::{
 };
 
 use raddle::{
-    Cause, Name, WaitError,
+    Name, WaitError,
+    error::Cause,
     internals::{Cancel, Cancellable, Claim, Failures, Flavour, Function},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, thread};

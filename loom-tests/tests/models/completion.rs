@@ -9,7 +9,8 @@ use std::{
 };
 
 use raddle::{
-    Cause, Completion, Engine, EngineKind, OpContext, WaitError,
+    Completion, Engine, EngineKind, OpContext, WaitError,
+    error::Cause,
     internals::{AsyncState, Flavour, Oneshot, Waiter},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, thread};

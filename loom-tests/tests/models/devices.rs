@@ -12,7 +12,7 @@ use std::{
 };
 
 use raddle::{
-    GpuStream, ImportedStream, SimulatedGpu,
+    gpu::{GpuStream, ImportedStream, SimulatedGpu},
     internals::{DeviceUses, Fault, FaultLock, Flavour, Mode, Recorded, Timeline},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, thread};

@@ -10,7 +10,8 @@ use std::{
 };
 
 use raddle::{
-    Cause, Engine, EngineKind, WaitError,
+    Engine, EngineKind, WaitError,
+    error::Cause,
     internals::{Flavour, PollState},
 };
 use raddle_loom_tests::checker::{

@@ -1,7 +1,7 @@
 //! The happens-before edges that a variable adds, through its version and through its count of handles.
 use std::sync::Arc;
 
-use raddle::{Device, Engine, EngineKind, SimulatedGpu, Token, internals::Flavour::Contract};
+use raddle::{Device, Engine, EngineKind, Token, gpu::SimulatedGpu, internals::Flavour::Contract};
 use raddle_loom_tests::checker::{
     cell::UnsafeCell,
     sync::atomic::{

@@ -12,11 +12,13 @@ use std::{
 
 use super::*;
 use crate::{
-    Accesses, Engine, EngineKind, GpuStream, ImportedStream, OpBuilder, OpHandle, PushError, Refs,
+    Accesses, Engine, EngineKind, OpBuilder, OpHandle, PushError,
+    access::Refs,
     device::{
         memory::{DeviceVec, PinnedVec},
         simulated::SimulatedGpu,
     },
+    gpu::{GpuStream, ImportedStream},
     values::device::Device,
 };
 

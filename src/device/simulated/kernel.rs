@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The running operation's interface to a stream of a simulated GPU.
-/// [`GpuStream::simulated`](crate::GpuStream::simulated) returns it.
+/// [`GpuStream::simulated`](crate::gpu::GpuStream::simulated) returns it.
 pub struct SimulatedStream<'s>(&'s mut Simulated);
 
 impl<'s> SimulatedStream<'s> {
@@ -34,7 +34,7 @@ impl<'s> SimulatedStream<'s> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, SimulatedGpu};
+    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
     /// use std::time::Duration;
     ///
     /// let gpu = Device::Gpu(0);

@@ -22,7 +22,7 @@ fn push(recorder: &Recorder) -> OpId {
 fn the_start_of_a_function_precedes_what_the_function_pushes() {
     let recorder = Recorder::with_capacity(1 << 12);
     let parent = push(&recorder);
-    recorder.start(parent, event::Place::Thread(0).to_word());
+    recorder.start(parent, raddle_trace::Place::Thread(0).to_word());
     let child = push(&recorder);
     assert_eq!(starts(&recorder), [(parent, false), (parent, true), (child, false)]);
 }
@@ -33,7 +33,7 @@ fn operations_are_kept_until_the_last_profile_has_ended() {
     // Runs an operation, reads its events, and returns how many operations are kept after `then`.
     let kept_after = |then: fn(&Recorder)| {
         let op = push(&recorder);
-        recorder.start(op, event::Place::Thread(0).to_word());
+        recorder.start(op, raddle_trace::Place::Thread(0).to_word());
         recorder.end(op, Outcome::Succeeded);
         recorder.stats();
         then(&recorder);

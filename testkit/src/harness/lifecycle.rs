@@ -31,8 +31,10 @@ use std::{
 };
 
 use raddle::{
-    Cause, Completion, Device, Engine, EngineBuilder, OpContext, OpHandle, Operator, PushError, Recorder, Shutdown,
-    ShutdownError, SimulatedGpu, Var, WaitError, simulated::Clock,
+    Completion, Device, Engine, EngineBuilder, OpContext, OpHandle, Operator, PushError, Shutdown, Var, WaitError,
+    error::{Cause, ShutdownError},
+    gpu::{SimulatedGpu, simulated::Clock},
+    trace::Recorder,
 };
 
 use super::{Bytes, PLANNED, check_recorded, elsewhere, engine_plan, eventually_ok, observe, watched};

@@ -24,7 +24,7 @@ use std::{
 };
 
 use arbitrary::Unstructured;
-use raddle::{Engine, EngineBuilder, EngineKind, IdlePolicy, Recorder};
+use raddle::{Engine, EngineBuilder, EngineKind, IdlePolicy, trace::Recorder};
 
 use crate::{PanicsOnDrop, lock, program::Source};
 

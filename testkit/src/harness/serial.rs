@@ -28,9 +28,10 @@ use std::{
 };
 
 use raddle::{
-    BoxError, Completion, Device, DeviceVec, Engine, EngineBuilder, EngineKind, GpuStream, Group, OpBuilder, OpContext,
-    OpError, OpHandle, Operator, PushError, Scope, ScopedOp, Shutdown, SimulatedGpu, Token, Var, WaitError, WriteGuard,
-    simulated::Clock,
+    Completion, Device, Engine, EngineBuilder, EngineKind, Group, OpBuilder, OpContext, OpError, OpHandle, Operator,
+    PushError, Scope, ScopedOp, Shutdown, Token, Var, WaitError, WriteGuard,
+    error::BoxError,
+    gpu::{DeviceVec, GpuStream, SimulatedGpu, simulated::Clock},
 };
 
 use super::{
@@ -2126,7 +2127,7 @@ fn equal<T: PartialEq + std::fmt::Debug>(what: &str, is: T, should: T) -> Result
 
 /// Runs a program on one engine and compares the results with the model's.
 fn run(program: &Arc<Program>, plan: &EngineBuilder, limit: Option<usize>, watch: &Watch) -> Result<(), String> {
-    let build = |plan: EngineBuilder| plan.build().map_err(|error: raddle::BuildError| error.to_string());
+    let build = |plan: EngineBuilder| plan.build().map_err(|error: raddle::error::BuildError| error.to_string());
     let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(program.steps.len() as u64).build();
     let engine = build(plan.clone().gpu(gpu))?;
     let abroad = build(Engine::builder().kind(EngineKind::Naive))?;

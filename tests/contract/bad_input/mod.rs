@@ -26,8 +26,8 @@ use common::{
 };
 use logger::log_to;
 use raddle::{
-    BuildError, Cause, Completion, Engine, EngineKind, IdlePolicy, OpError, PushError, Shutdown, ShutdownError, Token,
-    Var, WaitError,
+    Completion, Engine, EngineKind, IdlePolicy, OpError, PushError, Shutdown, Token, Var, WaitError,
+    error::{BuildError, Cause, ShutdownError},
 };
 
 /// Waits for a message from an operation.

@@ -198,7 +198,7 @@ fn the_clone_of_a_value_may_panic() {
 #[test]
 fn the_conversion_of_an_error_may_panic() {
     struct Unconvertible;
-    impl From<Unconvertible> for raddle::BoxError {
+    impl From<Unconvertible> for raddle::error::BoxError {
         fn from(_: Unconvertible) -> Self {
             quiet_panic("conversion")
         }

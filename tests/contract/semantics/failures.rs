@@ -268,7 +268,7 @@ fn an_asynchronous_operation_that_fails_twice_reports_both_failures() {
         for (refers, panics, used) in (0..12).map(|n| (n % 2 == 1, n % 4 > 1, ["complete", "fail", "drop"][n / 4])) {
             let case = format!("refers: {refers}, panics: {panics}, {used}");
             let value = engine.var(0);
-            let run = move |done: Completion| -> Result<(), raddle::BoxError> {
+            let run = move |done: Completion| -> Result<(), raddle::error::BoxError> {
                 match used {
                     "complete" => done.complete(),
                     "fail" => done.fail("by the completion"),
@@ -823,8 +823,8 @@ fn the_source_of_an_error_is_that_of_the_error_inside() {
     let failed = failure(failed);
     assert_has_source(&failed);
     assert_has_source(&WaitError::Failed(failed));
-    assert_has_source(&raddle::BuildError::Thread(std::io::Error::other(outer())));
-    assert_has_source(&raddle::BuildError::Profile("a path".into(), std::io::Error::other(outer())));
+    assert_has_source(&raddle::error::BuildError::Thread(std::io::Error::other(outer())));
+    assert_has_source(&raddle::error::BuildError::Profile("a path".into(), std::io::Error::other(outer())));
 }
 
 /// Each operation's function returns the failure of the operation before, as a wait's error or as it is.
@@ -835,7 +835,8 @@ fn chains_of_failures_of_any_length_can_be_shown_and_dropped() {
     let mut error =
         failure(engine.op("root").try_submit((), |()| -> Result<(), _> { Err("bad".into()) }).unwrap().wait());
     for number in 1..LENGTH {
-        let before: raddle::BoxError = if number % 2 == 0 { WaitError::Failed(error).into() } else { error.into() };
+        let before: raddle::error::BoxError =
+            if number % 2 == 0 { WaitError::Failed(error).into() } else { error.into() };
         let handle = engine.op("next").try_submit((), move |()| -> Result<(), _> { Err(before) }).unwrap();
         error = failure(handle.wait());
     }

@@ -27,8 +27,10 @@ use common::{
     failure, hold, is_child, lock, occupy, on_kinds, poll_once, watched,
 };
 use raddle::{
-    Cause, Completion, Device, Engine, EngineKind, Name, OpContext, OpError, OpHandle, Operator, Placement, PushError,
-    Shutdown, ShutdownError, Token, Var, VarWait, WaitError, each,
+    Completion, Device, Engine, EngineKind, Name, OpContext, OpError, OpHandle, Operator, PushError, Shutdown, Token,
+    Var, VarWait, WaitError, each,
+    error::{Cause, ShutdownError},
+    system::Placement,
 };
 
 /// Pushes a named operation that uses tokens and fails.

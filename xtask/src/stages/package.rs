@@ -17,12 +17,15 @@ const WANTED: [&str; 8] = [
 ];
 
 /// The folders that belong only in the checkout.
-const UNWANTED: [&str; 11] = [
+const UNWANTED: [&str; 14] = [
     ".cargo/",
     ".ci/",
     ".config/",
     "benches/",
+    "crates/",
+    "derive/",
     "examples/frames/",
+    "examples/gpu_pipeline/",
     "examples/train/",
     "fuzz/",
     "loom-tests/",

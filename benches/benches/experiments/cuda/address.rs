@@ -2,7 +2,7 @@
 
 use std::{ffi::CStr, fs, path::Path};
 
-use raddle::cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use raddle::gpu::cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::{
     Experiment, Outcome,

@@ -11,8 +11,12 @@ use std::{
 };
 
 use raddle::{
-    Cause, CudaGpu, DeviceError, Engine, GpuStream, IdlePolicy, PinnedVec, WaitError,
-    cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode as Mode},
+    Engine, IdlePolicy, WaitError,
+    error::{Cause, DeviceError},
+    gpu::{
+        CudaGpu, GpuStream, PinnedVec,
+        cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode as Mode},
+    },
 };
 use raddle_benches::shapes::*;
 use raddle_benches::{machine, report::Table};

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use raddle::{CudaGpu, GpuStream, IdlePolicy};
+use raddle::{
+    IdlePolicy,
+    gpu::{CudaGpu, GpuStream},
+};
 use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
@@ -165,7 +168,7 @@ impl Bed {
         figures(key, (0..Self::count()).map(sample).collect());
     }
 
-    fn stamp(&self, stream: hand::Stream, time: Duration) -> raddle::cudarc::driver::sys::CUresult {
+    fn stamp(&self, stream: hand::Stream, time: Duration) -> raddle::gpu::cudarc::driver::sys::CUresult {
         // SAFETY: the word exists, and until the kernel has completed, the host only loads it, atomically.
         unsafe { self.kernels.stamp(stream, self.end.device, time) }
     }

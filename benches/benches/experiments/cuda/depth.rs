@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use raddle::{Engine, GpuStream, IdlePolicy, Property, Var};
+use raddle::{Engine, IdlePolicy, Property, Var, gpu::GpuStream};
 use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
@@ -119,9 +119,9 @@ fn many() -> usize {
 struct Probe {
     engine: Engine,
     kernels: hand::Kernels,
-    word: Var<raddle::DeviceVec<u32>>,
-    host: Var<raddle::PinnedVec<u32>>,
-    target: Var<raddle::DeviceVec<u32>>,
+    word: Var<raddle::gpu::DeviceVec<u32>>,
+    host: Var<raddle::gpu::PinnedVec<u32>>,
+    target: Var<raddle::gpu::DeviceVec<u32>>,
 }
 
 impl Probe {
@@ -182,7 +182,7 @@ fn engine() {
 /// The start and the duration of a launch.
 type Launch = (Instant, Duration);
 
-fn timed(launch: impl FnOnce() -> raddle::cudarc::driver::sys::CUresult) -> Launch {
+fn timed(launch: impl FnOnce() -> raddle::gpu::cudarc::driver::sys::CUresult) -> Launch {
     let start = Instant::now();
     hand::must("launch", launch());
     (start, start.elapsed())

@@ -9,10 +9,13 @@ use std::{
 };
 
 use raddle::{
-    CudaGpu, DeviceVec, Engine, EngineKind, GpuStream, IdlePolicy,
-    cudarc::driver::{
-        DriverError, result,
-        sys::{self, CUdeviceptr, CUresult},
+    Engine, EngineKind, IdlePolicy,
+    gpu::{
+        CudaGpu, DeviceVec, GpuStream,
+        cudarc::driver::{
+            DriverError, result,
+            sys::{self, CUdeviceptr, CUresult},
+        },
     },
 };
 

@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use raddle::{CudaGpu, DeviceVec, GpuStream, IdlePolicy, Var};
+use raddle::{
+    IdlePolicy, Var,
+    gpu::{CudaGpu, DeviceVec, GpuStream},
+};
 use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use raddle::{CudaGpu, DeviceVec, Engine, EngineKind, GpuStream, Property, Var};
+use raddle::{
+    Engine, EngineKind, Property, Var,
+    gpu::{CudaGpu, DeviceVec, GpuStream},
+};
 use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
@@ -125,7 +128,7 @@ impl Check<'_> {
         let device = engine.device_var::<u32>(GPU, LEN).unwrap();
         let kernels = self.kernels;
         for round in 0..machine::choose(200, 10) {
-            let count = move |host: &mut raddle::PinnedVec<u32>| {
+            let count = move |host: &mut raddle::gpu::PinnedVec<u32>| {
                 host.iter_mut().zip(round..).for_each(|(word, value)| *word = value);
             };
             engine.op("count").push(host.write(), count).unwrap();
@@ -189,7 +192,7 @@ impl Check<'_> {
         let Some(expected) = expected else { return };
         let back = engine.pinned_var::<u32>(GPU, 64).unwrap();
         engine.op("out").on(GPU).copy_from_device(var, &back).unwrap();
-        let right = move |back: &raddle::PinnedVec<u32>| back.iter().all(|&word| word == expected);
+        let right = move |back: &raddle::gpu::PinnedVec<u32>| back.iter().all(|&word| word == expected);
         self.note(engine.op("compare").submit(back.read(), right).unwrap().wait().unwrap());
     }
 }

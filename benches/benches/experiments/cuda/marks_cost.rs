@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use raddle::cudarc::driver::sys::CUresult;
+use raddle::gpu::cudarc::driver::sys::CUresult;
 use raddle_benches::{
     machine,
     report::{Table, number},

@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use raddle::{CudaGpu, DeviceVec, Engine, GpuStream, IdlePolicy, PinnedVec, Var, cudarc::driver::sys};
+use raddle::{
+    Engine, IdlePolicy, Var,
+    gpu::{CudaGpu, DeviceVec, GpuStream, PinnedVec, cudarc::driver::sys},
+};
 use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,

@@ -6,7 +6,7 @@
 
 use std::{env, process::ExitCode, time::Instant};
 
-use raddle::{CudaGpu, Device};
+use raddle::{Device, gpu::CudaGpu};
 use raddle_benches::{
     machine,
     report::{Cell, grouped},

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use raddle::{CudaGpu, GpuStream, IdlePolicy, PinnedVec};
+use raddle::{
+    IdlePolicy,
+    gpu::{CudaGpu, GpuStream, PinnedVec},
+};
 use raddle_benches::shapes::*;
 use raddle_benches::{machine, report::Table};
 

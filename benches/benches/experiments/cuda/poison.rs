@@ -8,8 +8,11 @@ use std::{
 };
 
 use raddle::{
-    CudaGpu, DeviceVec, GpuStream, IdlePolicy, Var,
-    cudarc::driver::sys::{self, CUresult},
+    IdlePolicy, Var,
+    gpu::{
+        CudaGpu, DeviceVec, GpuStream,
+        cudarc::driver::sys::{self, CUresult},
+    },
 };
 use raddle_benches::report::{Table, number};
 use raddle_benches::shapes::*;

@@ -4,7 +4,10 @@
 
 use std::sync::Arc;
 
-use raddle::{Device, Engine, EngineBuilder, EngineKind, SimulatedGpu, simulated::Clock};
+use raddle::{
+    Device, Engine, EngineBuilder, EngineKind,
+    gpu::{SimulatedGpu, simulated::Clock},
+};
 use raddle_train::{Runtime, random::Random};
 
 /// The places where tests run: the kind of engine, the number of workers and the device.

@@ -22,7 +22,7 @@
 
 use std::{collections::HashMap, error::Error, fmt, time::Duration};
 
-use super::{
+use crate::{
     event::{Place, VarId},
     graph::find_cycle,
     history::{Trace, TracedOp},
@@ -72,7 +72,7 @@ pub enum OrderViolation {
     /// and the last before the first.
     Cycle(Vec<TracedOp>),
     /// Events were lost, so the order cannot be checked. Take the trace more often, or give the
-    /// [recorder](crate::Recorder::with_capacity) more room.
+    /// recorder more room.
     Incomplete {
         /// The number of lost events.
         lost: u64,
@@ -125,7 +125,7 @@ impl Trace {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let recorder = raddle::Recorder::new();
+    /// let recorder = raddle::trace::Recorder::new();
     /// let engine = raddle::Engine::builder().workers(2).recorder(&recorder).build()?;
     /// let x = engine.var(0);
     /// for _ in 0..100 {
@@ -267,6 +267,3 @@ fn order_by_pushes(ops: &[&TracedOp], after: &mut [Vec<usize>]) {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

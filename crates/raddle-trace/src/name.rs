@@ -43,6 +43,7 @@ impl Name {
     /// # Ok(())
     /// # }
     /// ```
+    #[inline]
     #[must_use]
     pub fn as_str(&self) -> &str {
         match &self.0 {
@@ -57,17 +58,19 @@ const SHARED: usize = usize::MAX;
 
 impl Name {
     /// The empty name.
-    pub(crate) const EMPTY: Self = Self(Repr::Static(""));
+    pub const EMPTY: Self = Self(Repr::Static(""));
 
     /// Returns whether this is the empty name.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         matches!(self.0, Repr::Static(""))
     }
 
     /// Returns the string of a name that owns no memory.
+    #[doc(hidden)]
     #[inline]
-    pub(crate) fn as_static(&self) -> Option<&'static str> {
+    pub fn as_static(&self) -> Option<&'static str> {
         match self.0 {
             Repr::Static(name) => Some(name),
             Repr::Shared(_) => None,
@@ -75,8 +78,9 @@ impl Name {
     }
 
     /// Converts the name into two words, which own it until [`from_words`](Self::from_words) restores it.
+    #[doc(hidden)]
     #[inline]
-    pub(crate) fn into_words(self) -> [usize; 2] {
+    pub fn into_words(self) -> [usize; 2] {
         match self.0 {
             Repr::Static(name) => [name.as_ptr().expose_provenance(), name.len()],
             Repr::Shared(name) => [Arc::into_raw(name).expose_provenance(), SHARED],
@@ -87,7 +91,9 @@ impl Name {
     ///
     /// # Safety
     /// 1. The words came from `into_words`, and this is called once with them.
-    pub(crate) unsafe fn from_words([start, len]: [usize; 2]) -> Self {
+    #[doc(hidden)]
+    #[inline]
+    pub unsafe fn from_words([start, len]: [usize; 2]) -> Self {
         if len == SHARED {
             // SAFETY: by (1) the pointer came from an `Arc`, which the words own.
             return Self(Repr::Shared(unsafe { Arc::from_raw(ptr::with_exposed_provenance(start)) }));
@@ -99,8 +105,9 @@ impl Name {
     }
 
     /// Returns whether the name owns memory.
+    #[doc(hidden)]
     #[inline]
-    pub(crate) fn is_shared(&self) -> bool {
+    pub fn is_shared(&self) -> bool {
         matches!(self.0, Repr::Shared(_))
     }
 }
@@ -120,6 +127,7 @@ impl Hash for Name {
 }
 
 impl Default for Name {
+    #[inline]
     fn default() -> Self {
         Self::EMPTY
     }
@@ -138,6 +146,7 @@ impl std::fmt::Display for Name {
 }
 
 impl From<&'static str> for Name {
+    #[inline]
     fn from(name: &'static str) -> Self {
         Self(Repr::Static(name))
     }

@@ -1,12 +1,11 @@
 //! Tests of histories.
 
 use super::*;
-use crate::scheduler::{DEFAULT_BAND, band_of};
 
 /// Returns a history of one thread with these events.
 fn history(events: impl IntoIterator<Item = (u64, What)>) -> History {
     let mut history = History { is_kept: true, ..History::default() };
-    assert_eq!(history.add_thread(None), Some(0));
+    assert_eq!(history.add_thread(None, 4095), Some(0));
     add(&mut history, events);
     history
 }
@@ -27,7 +26,7 @@ fn pushed_on(internal: bool, accesses: Vec<(VarId, AccessMode)>) -> What {
     What::Pushed(Box::new(Pushed {
         name: Name::EMPTY,
         location: Location::caller(),
-        priority: DEFAULT_BAND,
+        priority: 0,
         engine: 0,
         lane: 0,
         internal,
@@ -116,13 +115,4 @@ fn a_deleted_variable_is_forgotten_and_keeps_its_name_for_a_while() {
     history.freed.extend((4..).map(|number| VarId::new(0, number)).take(MAX_FREED - 2));
     assert_eq!(delete(&mut history, variables[1]), ["first", "second", "third"]);
     assert_eq!(delete(&mut history, variables[2]), ["#1", "second", "third"]);
-}
-
-#[test]
-fn the_priority_of_a_band_is_in_that_band() {
-    for priority in [0, 1, -1, 7, 8, -8, 9, 100, 1 << 26, i32::MAX, i32::MIN] {
-        let band = band_of(priority);
-        assert_eq!(band_of(priority_of(band)), band, "{priority}");
-        assert!(priority_of(band).unsigned_abs() <= priority.unsigned_abs());
-    }
 }

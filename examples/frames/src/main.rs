@@ -35,14 +35,14 @@ use clap::{Parser, ValueEnum, value_parser};
 use hdrhistogram::Histogram;
 use image::{ImageFormat, ImageResult, RgbImage, imageops};
 use indicatif::{ProgressBar, ProgressStyle};
-use raddle::{Cause, Engine, EngineKind, OpHandle, Recorder, WaitError};
+use raddle::{Engine, EngineKind, OpHandle, WaitError, error::Cause, trace::Recorder};
 
 use camera::{Camera, FrameLost, Size};
 use filters::Statistics;
 use graph::{Graph, Pending, Plan};
 
-/// A photograph of a pavilion, by danielbuechele (CC BY 2.0); see `assets/LICENSES.md`.
-const PHOTO: &[u8] = include_bytes!("assets/pagoda.jpg");
+/// A photograph of a pavilion, by danielbuechele (CC BY 2.0); see `examples/frames/assets/LICENSES.md`.
+const PHOTO: &[u8] = include_bytes!("../assets/pagoda.jpg");
 
 /// The default fixed rate, as a fraction of the first pass's throughput.
 const LOAD: f64 = 0.8;

@@ -8,12 +8,11 @@ use std::{
     time::Duration,
 };
 
-use super::{
+use crate::{
     event::{AccessMode, Event, OpId, Outcome, Place, Pushed, VarId, What},
-    recorder::{EngineInfo, Names, max_threads},
+    name::Name,
     stats::Collected,
 };
-use crate::{scheduler::DEFAULT_BAND, values::name::Name};
 
 /// The history of one operation. Times count from the recorder's creation.
 #[derive(Clone, Debug)]
@@ -119,10 +118,11 @@ impl TracedOp {
     }
 }
 
-/// What a [`Recorder`](crate::Recorder) has recorded.
+/// What a recorder has recorded.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    pub(super) ops: Vec<TracedOp>,
+    #[doc(hidden)]
+    pub ops: Vec<TracedOp>,
     pub(super) threads: Vec<String>,
     pub(super) engines: Vec<EngineInfo>,
     pub(super) names: Arc<Names>,
@@ -203,9 +203,25 @@ impl EngineInfo {
     }
 }
 
+/// A description of an engine in a trace.
+#[derive(Clone, Debug)]
+pub struct EngineInfo {
+    /// The number of the engine in the trace.
+    pub number: u16,
+    /// The names of the worker lanes.
+    pub lanes: Vec<&'static str>,
+    /// The names of the GPU lanes.
+    pub gpu_lanes: Vec<String>,
+    /// The number of the first GPU lane.
+    pub first_gpu_lane: u8,
+}
+
+/// The names of variables.
+pub(crate) type Names = HashMap<VarId, Name>;
+
 /// Histories not yet taken.
 #[derive(Default)]
-pub(super) struct History {
+pub struct History {
     threads: Vec<Thread>,
     /// The numbers of ended threads, in the order in which they ended.
     ended_threads: VecDeque<u16>,
@@ -217,7 +233,7 @@ pub(super) struct History {
     /// Operations that are over, kept for the program.
     ended: Vec<TracedOp>,
     /// Whether the program takes traces.
-    pub(super) is_kept: bool,
+    pub is_kept: bool,
     /// Operations that are over, kept for a profile.
     to_export: Vec<TracedOp>,
     /// The number of profiles being written.
@@ -229,13 +245,14 @@ pub(super) struct History {
     lost: u64,
     lost_to_export: u64,
     /// The number of events lost since the recorder's creation.
-    pub(super) all_lost: u64,
+    pub all_lost: u64,
     /// Whether events were lost. If so, operations that have ended may still be in `open`.
-    pub(super) has_losses: bool,
+    pub has_losses: bool,
     /// Open operations that the last search did not find pending.
     missing: HashSet<OpId>,
     last: Duration,
-    pub(super) stats: Collected,
+    /// The times of the operations that are over, by name.
+    pub stats: Collected,
 }
 
 impl fmt::Debug for History {
@@ -274,10 +291,10 @@ const MAX_ENDED: usize = 1 << 20;
 const MAX_FREED: usize = 1 << 16;
 
 impl History {
-    /// Adds a thread and returns its number. If all numbers are taken, reuses the number of an ended thread, or returns
-    /// `None` if there is no such thread.
-    pub(super) fn add_thread(&mut self, name: Option<&str>) -> Option<u16> {
-        let is_full = self.threads.len() == max_threads();
+    /// Adds a thread and returns its number. If `max` threads have a number, reuses the number of an ended thread, or
+    /// returns `None` if there is no such thread.
+    pub fn add_thread(&mut self, name: Option<&str>, max: usize) -> Option<u16> {
+        let is_full = self.threads.len() == max;
         let number = if is_full { self.ended_threads.pop_front()? } else { self.threads.len() as u16 };
         let name = name.map_or_else(|| format!("thread {number}"), str::to_owned);
         let thread = Thread { name, ..Thread::default() };
@@ -290,22 +307,24 @@ impl History {
     }
 
     /// Records that a thread has ended and that all its events have been read.
-    pub(super) fn end_thread(&mut self, number: u16) {
+    pub fn end_thread(&mut self, number: u16) {
         self.ended_threads.push_back(number);
     }
 
-    pub(super) fn add_engine(&mut self, engine: EngineInfo) {
+    /// Adds an engine.
+    pub fn add_engine(&mut self, engine: EngineInfo) {
         self.engines.push(engine);
     }
 
-    pub(super) fn name_variable(&mut self, variable: VarId, name: Name) {
+    /// Records the name of a variable, unless it has one.
+    pub fn name_variable(&mut self, variable: VarId, name: Name) {
         Arc::make_mut(&mut self.names).entry(variable).or_insert(name);
     }
 
     /// Adds an event of `thread`. Events must be added in the order of their times, with one exception: if the start of
     /// a function was in no ring and was not found beside one, it may come with the next reading, after other events of
     /// its time, but before the events that the function caused.
-    pub(super) fn add(&mut self, thread: u16, time: Duration, event: Event) {
+    pub fn add(&mut self, thread: u16, time: Duration, event: Event) {
         self.last = self.last.max(time);
         let Some(on) = self.threads.get_mut(usize::from(thread)) else { return };
         match event.what {
@@ -412,7 +431,7 @@ impl History {
     /// Forgets open operations whose ends were lost: those pushed before a search but not among the `pending`
     /// operations that it found. An operation must be missing from two searches, since a search does not find an
     /// operation that is still being pushed.
-    pub(super) fn forget_others(&mut self, pending: &HashSet<OpId>, searched: Duration) {
+    pub fn forget_others(&mut self, pending: &HashSet<OpId>, searched: Duration) {
         let is_missing = |op: &&TracedOp| op.pushed < searched && !pending.contains(&op.id);
         let missing: HashSet<OpId> = self.open.values().filter(is_missing).map(|op| op.id).collect();
         let before = std::mem::take(&mut self.missing);
@@ -434,7 +453,7 @@ impl History {
     }
 
     /// Counts events that were lost.
-    pub(super) fn lose(&mut self, events: u64) {
+    pub fn lose(&mut self, events: u64) {
         self.lost += events;
         self.lost_to_export += events;
         self.all_lost += events;
@@ -442,7 +461,7 @@ impl History {
     }
 
     /// Returns the operations whose functions are running, and where.
-    pub(super) fn running(&self) -> HashMap<OpId, String> {
+    pub fn running(&self) -> HashMap<OpId, String> {
         let place = |op: &TracedOp| {
             let run = op.runs.last().filter(|run| run.to == Duration::MAX)?;
             Some((op.id, place_name(&self.engines, |thread| self.thread_name(thread), run.place)))
@@ -455,7 +474,7 @@ impl History {
     }
 
     /// Returns the operations that are over since the last call, and copies of those that are not over.
-    pub(super) fn take(&mut self) -> Trace {
+    pub fn take(&mut self) -> Trace {
         let (ended, lost) = (std::mem::take(&mut self.ended), std::mem::take(&mut self.lost));
         let mut trace = self.trace(ended, lost);
         let known: HashSet<OpId> = trace.ops.iter().map(|op| op.id).collect();
@@ -464,12 +483,12 @@ impl History {
     }
 
     /// Starts keeping operations that are over for a profile.
-    pub(super) fn begin_export(&mut self) {
+    pub fn begin_export(&mut self) {
         self.exports += 1;
     }
 
     /// Ends a profile. After the last one, no operations are kept for [`export`](Self::export).
-    pub(super) fn end_export(&mut self) {
+    pub fn end_export(&mut self) {
         self.exports -= 1;
         if self.exports == 0 {
             self.to_export = Vec::new();
@@ -477,8 +496,8 @@ impl History {
     }
 
     /// Returns the same as [`take`](Self::take), for a profile. Operations may depend on operations in earlier traces,
-    /// and those that have not started have the [expected](Self::expect) dependencies.
-    pub(super) fn export(&mut self) -> Trace {
+    /// and those that have not started have the dependencies that they are expected to have.
+    pub fn export(&mut self) -> Trace {
         let (ended, lost) = (std::mem::take(&mut self.to_export), std::mem::take(&mut self.lost_to_export));
         let mut trace = self.trace(ended, lost);
         self.expect(&mut trace.ops);
@@ -530,7 +549,7 @@ impl TracedOp {
             location: pushed.location,
             engine: pushed.engine,
             lane: pushed.lane,
-            priority: priority_of(pushed.priority),
+            priority: pushed.priority,
             internal: pushed.internal,
             accesses: pushed.accesses,
             pushed_by: thread,
@@ -572,13 +591,6 @@ impl Variable {
             self.writer = Some(op);
         }
     }
-}
-
-/// Returns the priority closest to 0 in a band.
-pub(crate) fn priority_of(band: u8) -> i32 {
-    let level = i32::from(band) - i32::from(DEFAULT_BAND);
-    let magnitude = if level.abs() < 8 { level.abs() } else { 1 << (level.abs() - 5) };
-    magnitude * level.signum()
 }
 
 #[cfg(test)]

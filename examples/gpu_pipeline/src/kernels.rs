@@ -60,7 +60,7 @@ pub fn tone(raw: &[u8], smooth: &[u8], toned: &mut [u8]) {
 pub mod cuda {
     use std::sync::Arc;
 
-    use raddle::{
+    use raddle::gpu::{
         DeviceVec, GpuStream,
         cudarc::{
             driver::{CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg},
@@ -83,7 +83,7 @@ pub mod cuda {
     impl Kernels {
         /// Loads the kernels, which the driver compiles for `stream`'s device.
         pub fn load(stream: &mut GpuStream) -> Result<Self, DriverError> {
-            let module = stream_of(stream).context().load_module(Ptx::from_src(include_str!("kernels.ptx")))?;
+            let module = stream_of(stream).context().load_module(Ptx::from_src(include_str!("../kernels.ptx")))?;
             Ok(Self { smooth: module.load_function("smooth")?, tone: module.load_function("tone")? })
         }
 

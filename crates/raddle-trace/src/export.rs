@@ -6,13 +6,13 @@ use std::{
     time::Duration,
 };
 
-use super::{
+use crate::{
     event::{OpId, Place},
     history::{Trace, TracedOp},
 };
 
 /// A trace format.
-pub(super) trait Format {
+pub trait Format {
     /// Writes the beginning of the file.
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()>;
 
@@ -46,33 +46,34 @@ impl<F: Format + ?Sized> Format for Box<F> {
 
 /// A row of the timeline.
 #[derive(Clone, Debug)]
-pub(super) struct Track {
+pub struct Track {
     /// The number of the track, above zero.
-    pub(super) id: u64,
+    pub id: u64,
     /// The number of the engine, or 0 for threads without a worker.
-    pub(super) engine: u16,
-    pub(super) name: String,
+    pub engine: u16,
+    pub name: String,
     /// The position of the track among the tracks of its engine.
-    pub(super) rank: u32,
+    pub rank: u32,
 }
 
 /// A rectangle of the timeline.
 #[derive(Debug)]
-pub(super) struct Slice<'a> {
-    pub(super) track: &'a Track,
-    pub(super) name: &'a str,
-    pub(super) from: Duration,
-    pub(super) to: Duration,
-    pub(super) category: &'static str,
+pub struct Slice<'a> {
+    pub track: &'a Track,
+    pub name: &'a str,
+    pub from: Duration,
+    pub to: Duration,
+    pub category: &'static str,
     /// Names and values shown with the slice.
-    pub(super) notes: &'a [(&'static str, String)],
+    pub notes: &'a [(&'static str, String)],
     /// The numbers of the arrows leading to the slice.
-    pub(super) arrows_in: &'a [u64],
-    pub(super) arrows_out: &'a [u64],
+    pub arrows_in: &'a [u64],
+    pub arrows_out: &'a [u64],
 }
 
 /// A writer of the operations in one or more of a recorder's traces, in the order in which the traces were taken.
-pub(super) struct Exporter<F> {
+#[derive(Debug)]
+pub struct Exporter<F> {
     format: F,
     tracks: HashMap<(bool, Place), Track>,
     /// Operations not yet written, because the next trace may show that others depend on them.
@@ -87,7 +88,11 @@ pub(super) struct Exporter<F> {
 }
 
 impl<F: Format> Exporter<F> {
-    pub(super) fn begin(mut format: F, out: &mut dyn Write) -> io::Result<Self> {
+    /// Writes the beginning of a file.
+    ///
+    /// # Errors
+    /// Returns the errors of `out`.
+    pub fn begin(mut format: F, out: &mut dyn Write) -> io::Result<Self> {
         format.begin(out)?;
         Ok(Self {
             format,
@@ -105,7 +110,7 @@ impl<F: Format> Exporter<F> {
     /// An arrow receives its number once the operation at its start has ended and the other one is in a trace, even if
     /// that one has yet to start. So a rectangle has the starts of all arrows to operations pushed before it is
     /// written. If such an operation is skipped, its arrows have no ends, and viewers ignore them.
-    pub(super) fn add(&mut self, out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
+    pub fn add(&mut self, out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
         let mut unwritten: HashSet<OpId> = self.held.iter().map(|op| op.id).collect();
         unwritten.extend(trace.ops.iter().filter(|op| op.ended.is_some()).map(|op| op.id));
         for op in &trace.ops {
@@ -129,7 +134,7 @@ impl<F: Format> Exporter<F> {
     }
 
     /// Writes the remaining operations, including the operations of `last` that are not over.
-    pub(super) fn end(mut self, out: &mut dyn Write, last: &Trace) -> io::Result<()> {
+    pub fn end(mut self, out: &mut dyn Write, last: &Trace) -> io::Result<()> {
         let before = std::mem::take(&mut self.held);
         let open = last.ops.iter().filter(|op| !op.is_over);
         before.iter().chain(open).try_for_each(|op| self.write(out, last, op))?;
@@ -232,7 +237,7 @@ impl Trace {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let recorder = raddle::Recorder::new();
+    /// let recorder = raddle::trace::Recorder::new();
     /// let engine = raddle::Engine::builder().workers(1).recorder(&recorder).build()?;
     /// engine.op("hello").push((), |()| println!("hello"))?;
     /// engine.wait_for_all()?;
@@ -245,7 +250,7 @@ impl Trace {
     /// # Errors
     /// Returns the errors of `out`.
     pub fn write_perfetto(&self, out: &mut dyn Write) -> io::Result<()> {
-        self.write_as(super::perfetto::Perfetto::default(), out)
+        self.write_as(crate::perfetto::Perfetto::default(), out)
     }
 
     /// Writes the trace in Chrome's JSON format, for `chrome://tracing`, Perfetto, and many other tools. The file
@@ -255,7 +260,7 @@ impl Trace {
     /// # Errors
     /// Returns the errors of `out`.
     pub fn write_chrome(&self, out: &mut dyn Write) -> io::Result<()> {
-        self.write_as(super::chrome::Chrome::default(), out)
+        self.write_as(crate::chrome::Chrome::default(), out)
     }
 
     fn write_as(&self, format: impl Format, out: &mut dyn Write) -> io::Result<()> {

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::{
+use crate::{
     chrome::Json,
     event::{AccessMode, OpId, Place, VarId},
     history::{Run, Trace, TracedOp},
@@ -48,7 +48,7 @@ impl Trace {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use std::{thread, time::Duration};
     ///
-    /// let recorder = raddle::Recorder::new();
+    /// let recorder = raddle::trace::Recorder::new();
     /// let engine = raddle::Engine::builder().workers(2).recorder(&recorder).build()?;
     /// let image = engine.var(0);
     /// engine.op("load").push(image.write(), |_| thread::sleep(Duration::from_millis(20)))?;
@@ -100,12 +100,11 @@ impl Trace {
     ///
     /// The latency at the head of the page is the average time from push to end of the operations with one name. Of the
     /// names whose results no other name uses, or of all names if there are none, it is the one with the highest
-    /// [priority](crate::OpBuilder::priority); of several, the one with the longest latency. The page shows the
-    /// latencies of other names on request.
+    /// priority; of several, the one with the longest latency. The page shows the latencies of other names on request.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let recorder = raddle::Recorder::new();
+    /// let recorder = raddle::trace::Recorder::new();
     /// let engine = raddle::Engine::builder().workers(1).recorder(&recorder).build()?;
     /// engine.op("hello").push((), |()| println!("hello"))?;
     /// engine.wait_for_all()?;

@@ -56,7 +56,7 @@ fn each_loop<'g, B>(
 
 /// Returns a cycle's nodes in order, if there is a cycle. `edges` returns a node's successors. Visits each edge at most
 /// once.
-pub(super) fn find_cycle<'g>(nodes: usize, edges: impl Fn(usize) -> &'g [usize]) -> Option<Vec<usize>> {
+pub fn find_cycle<'g>(nodes: usize, edges: impl Fn(usize) -> &'g [usize]) -> Option<Vec<usize>> {
     each_loop(nodes, edges, |path| ControlFlow::Break(path.iter().map(|&(node, _)| node).collect()))
 }
 
@@ -65,11 +65,7 @@ pub(super) fn find_cycle<'g>(nodes: usize, edges: impl Fn(usize) -> &'g [usize])
 /// The cycle is a shortest one if a depth-first walk finds at most `max_heads` nodes at which a cycle begins. If there
 /// are more, the search is limited to those with the shortest cycles in the walk. It visits each edge at most
 /// `max_heads + 1` times.
-pub(super) fn short_cycle<'g>(
-    nodes: usize,
-    edges: impl Fn(usize) -> &'g [usize],
-    max_heads: usize,
-) -> Option<Vec<usize>> {
+pub fn short_cycle<'g>(nodes: usize, edges: impl Fn(usize) -> &'g [usize], max_heads: usize) -> Option<Vec<usize>> {
     // For each head, the length of the shortest cycle that the walk has found there.
     let mut lengths: HashMap<usize, usize> = HashMap::new();
     let _: Option<()> = each_loop(nodes, &edges, |path| {
@@ -89,7 +85,7 @@ pub(super) fn short_cycle<'g>(
 
 /// Returns a shortest path, including both endpoints, from one of `starts` to a node that is `wanted`, if such a path
 /// exists. `edges` returns a node's successors. Visits each node at most once.
-pub(super) fn nearest<'g>(
+pub fn nearest<'g>(
     nodes: usize,
     starts: &[usize],
     edges: impl Fn(usize) -> &'g [usize],

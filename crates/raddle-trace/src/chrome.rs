@@ -7,18 +7,19 @@ use std::{
     time::Duration,
 };
 
-use super::export::{Format, Slice, Track};
+use crate::export::{Format, Slice, Track};
 
 /// A writer of the JSON format.
 #[derive(Debug, Default)]
-pub(super) struct Chrome {
+pub struct Chrome {
     has_events: bool,
     /// The engines already named in the file.
     engines: HashSet<u16>,
 }
 
 /// A string, displayed as JSON with its quotes.
-pub(super) struct Json<'a>(pub(super) &'a str);
+#[derive(Debug)]
+pub struct Json<'a>(pub &'a str);
 
 impl fmt::Display for Json<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

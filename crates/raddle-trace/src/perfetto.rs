@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 
-use super::export::{Format, Slice, Track};
+use crate::export::{Format, Slice, Track};
 
 /// A writer of packets.
 #[derive(Debug, Default)]
-pub(super) struct Perfetto {
+pub struct Perfetto {
     /// The engines that have a track in the file.
     engines: HashSet<u16>,
 }

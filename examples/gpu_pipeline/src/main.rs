@@ -32,13 +32,16 @@ use std::{
 
 use clap::{Parser, ValueEnum, value_parser};
 use hdrhistogram::Histogram;
-use raddle::{Engine, GpuDriver, PushError, SimulatedGpu};
+use raddle::{
+    Engine, PushError,
+    gpu::{GpuDriver, SimulatedGpu},
+};
 
 use kernels::WIDTH;
 use pipeline::{Kernels, Pending, Pipeline, Scene};
 
-/// A photograph of a pavilion, by danielbuechele (CC BY 2.0); see `../frames/assets/LICENSES.md`.
-const PHOTO: &[u8] = include_bytes!("../frames/assets/pagoda.jpg");
+/// A photograph of a pavilion, by danielbuechele (CC BY 2.0); see `examples/frames/assets/LICENSES.md`.
+const PHOTO: &[u8] = include_bytes!("../../frames/assets/pagoda.jpg");
 
 /// The number of different chunks.
 const SCENES: usize = 8;
@@ -197,7 +200,7 @@ fn simulated(name: String) -> Device {
 
 #[cfg(feature = "cuda")]
 fn cuda() -> Result<Device, String> {
-    let gpu = raddle::CudaGpu::open(0).map_err(|error| error.to_string())?;
+    let gpu = raddle::gpu::CudaGpu::open(0).map_err(|error| error.to_string())?;
     let name = gpu.context().name().map_err(|error| error.to_string())?;
     Ok(Device { driver: gpu.into(), name, simulated: None })
 }

@@ -16,14 +16,14 @@
 
 use std::{fmt, panic::Location};
 
-use crate::values::name::Name;
+use crate::name::Name;
 
 /// The unit of a ring.
-pub(super) type Slot = [u64; 4];
+pub type Slot = [u64; 4];
 
-/// The identity of an operation in the traces of one [`Recorder`](crate::Recorder).
+/// The identity of an operation in the traces of one recorder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct OpId(pub(crate) u64);
+pub struct OpId(#[doc(hidden)] pub u64);
 
 impl fmt::Display for OpId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -31,15 +31,17 @@ impl fmt::Display for OpId {
     }
 }
 
-/// The identity of a variable in the traces of one [`Recorder`](crate::Recorder).
+/// The identity of a variable in the traces of one recorder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VarId(pub(crate) u64);
+pub struct VarId(#[doc(hidden)] pub u64);
 
 /// The number of bits of a [`VarId`] that identify the variable; the bits above identify the engine.
 const VARIABLE_BITS: u32 = 44;
 
 impl VarId {
-    pub(crate) fn new(engine: u16, variable: u64) -> Self {
+    #[doc(hidden)]
+    #[inline]
+    pub fn new(engine: u16, variable: u64) -> Self {
         Self(u64::from(engine) << VARIABLE_BITS | variable & ((1 << VARIABLE_BITS) - 1))
     }
 }
@@ -71,15 +73,16 @@ impl AccessMode {
 
 /// An access of a recorded operation, packed into a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AccessWord(u64);
+pub struct AccessWord(u64);
 
 impl AccessWord {
+    /// Packs an access.
     #[inline]
-    pub(crate) fn new(variable: VarId, mode: AccessMode) -> Self {
+    pub fn new(variable: VarId, mode: AccessMode) -> Self {
         Self(variable.0 << 2 | mode as u64)
     }
 
-    pub(super) fn parts(self) -> (VarId, AccessMode) {
+    pub(crate) fn parts(self) -> (VarId, AccessMode) {
         let mode = match self.0 & 3 {
             0 => AccessMode::Read,
             1 => AccessMode::Write,
@@ -114,15 +117,16 @@ pub enum Place {
 
 /// A [`Place`], packed into a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PlaceWord(pub(super) u64);
+pub struct PlaceWord(pub u64);
 
 /// A place takes 42 bits of its word.
 const ON_WORKER: u64 = 1 << 40;
 const ON_GPU: u64 = 1 << 41;
 
 impl Place {
+    #[doc(hidden)]
     #[inline]
-    pub(crate) fn to_word(self) -> PlaceWord {
+    pub fn to_word(self) -> PlaceWord {
         PlaceWord(match self {
             Self::Worker { engine, lane, worker } => {
                 ON_WORKER | u64::from(engine) << 24 | u64::from(lane) << 16 | u64::from(worker)
@@ -132,7 +136,9 @@ impl Place {
         })
     }
 
-    pub(super) fn from_word(PlaceWord(word): PlaceWord) -> Self {
+    #[doc(hidden)]
+    #[inline]
+    pub fn from_word(PlaceWord(word): PlaceWord) -> Self {
         let (engine, lane, low) = ((word >> 24) as u16, (word >> 16) as u8, word as u16);
         if word & ON_WORKER != 0 {
             Self::Worker { engine, lane, worker: low }
@@ -159,27 +165,38 @@ pub enum Outcome {
 
 /// The data recorded with a push.
 #[derive(Clone, Debug)]
-pub(crate) struct Pushed {
-    pub(crate) name: Name,
-    pub(crate) location: &'static Location<'static>,
-    pub(crate) priority: u8,
-    pub(crate) engine: u16,
-    pub(crate) lane: u8,
+pub struct Pushed {
+    /// The operation's name.
+    pub name: Name,
+    /// Where the operation was pushed.
+    pub location: &'static Location<'static>,
+    /// The priority closest to 0 among those that the engine treats as equal to the operation's.
+    pub priority: i32,
+    /// The number of the engine.
+    pub engine: u16,
+    /// The number of the lane.
+    pub lane: u8,
     /// Whether the operation is one of the engine's own.
-    pub(crate) internal: bool,
-    pub(crate) accesses: Vec<(VarId, AccessMode)>,
+    pub internal: bool,
+    /// The variables that the operation declares.
+    pub accesses: Vec<(VarId, AccessMode)>,
 }
 
 /// An event as read from a ring.
 #[derive(Debug)]
-pub(super) struct Event {
-    pub(super) ticks: u64,
-    pub(super) op: OpId,
-    pub(super) what: What,
+pub struct Event {
+    /// When, in units of the recorder's clock.
+    pub ticks: u64,
+    /// The operation.
+    pub op: OpId,
+    /// What happened to it.
+    pub what: What,
 }
 
+/// What happened to an operation.
 #[derive(Debug)]
-pub(super) enum What {
+pub enum What {
+    /// The operation is pushed.
     Pushed(Box<Pushed>),
     /// The operation, which was not ready when pushed, has become ready.
     Ready,
@@ -187,11 +204,15 @@ pub(super) enum What {
     Started(Place),
     /// The operation's function has returned. Recorded only if this does not end the operation.
     Returned,
+    /// The operation has ended.
     Ended(Outcome),
     /// The operation's function was called at the time `from`, and has returned, which ended the operation.
     Ran {
+        /// Where the function was called.
         place: Place,
+        /// When the function was called.
         from: u64,
+        /// How the operation ended.
         outcome: Outcome,
     },
     /// The operation's function was found running: it was called at this time. Not read from a ring.
@@ -208,23 +229,35 @@ pub(super) enum What {
 
 /// The parts of a push that fit into words.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PushHead {
-    pub(crate) location: &'static Location<'static>,
-    pub(crate) priority: u8,
-    pub(crate) engine: u16,
-    pub(crate) lane: u8,
-    pub(crate) internal: bool,
+pub struct PushHead {
+    /// Where the operation was pushed.
+    pub location: &'static Location<'static>,
+    /// A number for the operation's priority.
+    pub priority: u8,
+    /// The number of the engine.
+    pub engine: u16,
+    /// The number of the lane.
+    pub lane: u8,
+    /// Whether the operation is one of the engine's own.
+    pub internal: bool,
 }
 
 /// A kind of event that takes one slot.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Short {
+pub enum Short {
+    /// See [`What::Ready`].
     Ready,
+    /// See [`What::Started`].
     Started(Place),
+    /// See [`What::Returned`].
     Returned,
+    /// See [`What::Ended`].
     Ended(Outcome),
+    /// See [`What::EndedEarly`].
     EndedEarly(Outcome),
+    /// See [`What::Waits`].
     Waits,
+    /// See [`What::GoesOn`].
     GoesOn(Place),
 }
 
@@ -232,7 +265,7 @@ pub(crate) enum Short {
 const DISTANCE_AT: u32 = COUNT_AT + 3;
 
 /// The maximum number of accesses of a brief push.
-pub(super) const BRIEF_ACCESSES: usize = 5;
+pub const BRIEF_ACCESSES: usize = 5;
 
 /// The position, in the head of a [`What::Ran`], of the lowest bit of the place.
 const PLACE_AT: u32 = 16;
@@ -241,7 +274,7 @@ const PLACE_AT: u32 = 16;
 const COUNT_AT: u32 = 41;
 
 /// The maximum number of accesses recorded per push.
-pub(super) const MAX_ACCESSES: usize = (1 << (u64::BITS - COUNT_AT)) - 1;
+pub const MAX_ACCESSES: usize = (1 << (u64::BITS - COUNT_AT)) - 1;
 
 mod kind {
     pub(super) const PUSHED: u8 = 1;
@@ -258,7 +291,7 @@ mod kind {
 
 /// Returns the slot of an event.
 #[inline]
-pub(super) fn short(ticks: u64, op: OpId, event: Short) -> Slot {
+pub fn short(ticks: u64, op: OpId, event: Short) -> Slot {
     let (kind, word) = match event {
         Short::Ready => (kind::READY, 0),
         Short::Started(place) => (kind::STARTED, place.to_word().0),
@@ -273,7 +306,7 @@ pub(super) fn short(ticks: u64, op: OpId, event: Short) -> Slot {
 
 /// Returns the slot of a call that ended its operation.
 #[inline]
-pub(super) fn ran(ticks: u64, op: OpId, outcome: Outcome, from: u64, place: PlaceWord) -> Slot {
+pub fn ran(ticks: u64, op: OpId, outcome: Outcome, from: u64, place: PlaceWord) -> Slot {
     [u64::from(kind::RAN) | (outcome as u64) << 8 | place.0 << PLACE_AT, ticks, op.0, from]
 }
 
@@ -281,7 +314,7 @@ pub(super) fn ran(ticks: u64, op: OpId, outcome: Outcome, from: u64, place: Plac
 /// second slot is not needed without a name and with at most one access. `op_ticks` is the time in the operation's
 /// number.
 #[inline(always)]
-pub(super) fn brief_push<const N: usize>(
+pub fn brief_push<const N: usize>(
     ticks: u64,
     (op, op_ticks): (OpId, u64),
     head: &PushHead,
@@ -302,6 +335,7 @@ pub(super) fn brief_push<const N: usize>(
     (N <= BRIEF_ACCESSES && fits).then_some(([packed, op.0, location, word(0)], [word(1), word(2), word(3), word(4)]))
 }
 
+#[inline]
 fn address_of(location: &'static Location<'static>) -> u64 {
     std::ptr::from_ref(location).expose_provenance() as u64
 }
@@ -319,7 +353,7 @@ impl PushHead {
 
 /// Returns the number of slots of a push with `accesses` accesses.
 #[inline]
-pub(super) fn slots_of_push(accesses: usize) -> usize {
+pub fn slots_of_push(accesses: usize) -> usize {
     2 + accesses.saturating_sub(2).div_ceil(4)
 }
 
@@ -330,7 +364,7 @@ fn next_word(accesses: &mut impl Iterator<Item = AccessWord>) -> u64 {
 
 /// Returns the slots of a push. The words own the name until [`read`] turns them back into a name.
 #[inline]
-pub(super) fn push(
+pub fn push(
     ticks: u64,
     op: OpId,
     head: &PushHead,
@@ -347,13 +381,19 @@ pub(super) fn push(
     [first, second].into_iter().chain(more)
 }
 
-/// Reads the next event from the slots of a ring. `ticks_of` returns the time in an operation's number.
+/// Reads the next event from the slots of a ring. `ticks_of` returns the time in an operation's number, and
+/// `priority_of` the priority for the number recorded with a push.
 ///
 /// # Safety
 /// 1. `next` yields the slots made by [`push`], [`brief_push`], [`ran`] and [`short`], in order, each only once.
-pub(super) unsafe fn read(mut next: impl FnMut() -> Option<Slot>, ticks_of: impl Fn(OpId) -> u64) -> Option<Event> {
+pub unsafe fn read(
+    mut next: impl FnMut() -> Option<Slot>,
+    ticks_of: impl Fn(OpId) -> u64,
+    priority_of: impl Fn(u8) -> i32,
+) -> Option<Event> {
     let slot = next()?;
     let [head, ticks, op, word] = slot;
+    let priority = || priority_of((head >> 8) as u8);
     let outcome = |word: u64| match word {
         0 => Outcome::Succeeded,
         1 => Outcome::Failed,
@@ -379,7 +419,7 @@ pub(super) unsafe fn read(mut next: impl FnMut() -> Option<Slot>, ticks_of: impl
             let more = if count > 1 { next()? } else { [0; 4] };
             let accesses = [access].into_iter().chain(more).take(count);
             // SAFETY: by (1), `brief_push` has stored the address of a static location.
-            let pushed = unsafe { Pushed::read(head, location, Name::EMPTY, accesses) };
+            let pushed = unsafe { Pushed::read(head, priority(), location, Name::EMPTY, accesses) };
             return Some(Event { ticks, op, what: What::Pushed(Box::new(pushed)) });
         }
         _ => {
@@ -394,7 +434,7 @@ pub(super) unsafe fn read(mut next: impl FnMut() -> Option<Slot>, ticks_of: impl
             // SAFETY: (1): `push` has stored the words of a name, which are read once.
             let name = unsafe { Name::from_words([second[0] as usize, second[1] as usize]) };
             // SAFETY: by (1), `push` has stored the address of a static location.
-            let pushed = unsafe { Pushed::read(head, word, name, words.into_iter()) };
+            let pushed = unsafe { Pushed::read(head, priority(), word, name, words.into_iter()) };
             What::Pushed(Box::new(pushed))
         }
     };
@@ -406,13 +446,13 @@ impl Pushed {
     ///
     /// # Safety
     /// 1. `location` is the address of a static location, from [`address_of`].
-    unsafe fn read(head: u64, location: u64, name: Name, accesses: impl Iterator<Item = u64>) -> Self {
+    unsafe fn read(head: u64, priority: i32, location: u64, name: Name, accesses: impl Iterator<Item = u64>) -> Self {
         let location: *const Location<'static> = std::ptr::with_exposed_provenance(location as usize);
         Self {
             // SAFETY: (1).
             location: unsafe { &*location },
             name,
-            priority: (head >> 8) as u8,
+            priority,
             engine: (head >> 16) as u16,
             lane: (head >> 32) as u8,
             internal: head >> 40 & 1 != 0,
@@ -448,14 +488,14 @@ mod tests {
                 slots.push(short(124, OpId(1), Short::Ready));
                 let mut slots = slots.into_iter();
                 // SAFETY: (1): they are the slots of a push and of another event.
-                let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there should be an event");
+                let event = unsafe { read(|| slots.next(), |_| 0, i32::from) }.expect("there should be an event");
                 assert_eq!((event.ticks, event.op), (123, OpId(u64::MAX)));
                 let What::Pushed(pushed) = event.what else { panic!("not a push: {event:?}") };
                 assert_eq!((pushed.name, pushed.location), (name, head.location));
                 assert_eq!((pushed.priority, pushed.engine, pushed.lane), (33, 500, 9));
                 assert_eq!((pushed.internal, pushed.accesses), (head.internal, accesses));
                 // SAFETY: (1): the remaining slots belong to the other event.
-                let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there should be another event");
+                let event = unsafe { read(|| slots.next(), |_| 0, i32::from) }.expect("there should be another event");
                 assert!(matches!(event.what, What::Ready) && slots.next().is_none());
             }
         }
@@ -474,7 +514,7 @@ mod tests {
         let count = if name.is_empty() && N <= 1 { 1 } else { 2 };
         let mut slots = [first, second].into_iter().take(count);
         // SAFETY: (1): they are the slots of a push.
-        let event = unsafe { read(|| slots.next(), |_| 5_000) }.expect("an event should be read");
+        let event = unsafe { read(|| slots.next(), |_| 5_000, i32::from) }.expect("an event should be read");
         assert!(slots.next().is_none(), "a slot was not read");
         assert_eq!((event.ticks, event.op), (ticks, OpId(77)));
         let What::Pushed(pushed) = event.what else { panic!("not a push: {event:?}") };
@@ -513,11 +553,11 @@ mod tests {
         for place in places {
             let mut slots = [short(1, OpId(2), Short::Started(place))].into_iter();
             // SAFETY: (1): it is the slot of an event.
-            let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there should be an event");
+            let event = unsafe { read(|| slots.next(), |_| 0, i32::from) }.expect("there should be an event");
             assert!(matches!(event.what, What::Started(read) if read == place), "{event:?}");
             let mut slots = [ran(9, OpId(2), Outcome::Skipped, 5, place.to_word())].into_iter();
             // SAFETY: (1): it is the slot of an event.
-            let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there should be an event");
+            let event = unsafe { read(|| slots.next(), |_| 0, i32::from) }.expect("there should be an event");
             assert_eq!((event.ticks, event.op), (9, OpId(2)));
             let What::Ran { place: read, from: 5, outcome: Outcome::Skipped } = event.what else {
                 panic!("another event: {event:?}")

@@ -13,7 +13,11 @@
 
 use std::{sync::Arc, time::Duration, time::Instant};
 
-use raddle::{BoxError, Device, DeviceError, DeviceVec, Engine, GpuStream, OpHandle, PinnedVec, PushError, Var};
+use raddle::{
+    Device, Engine, OpHandle, PushError, Var,
+    error::{BoxError, DeviceError},
+    gpu::{DeviceVec, GpuStream, PinnedVec},
+};
 
 use crate::kernels;
 
@@ -71,7 +75,7 @@ impl Kernels {
 
 fn simulated(
     stream: &mut GpuStream,
-    launch: impl FnOnce(&mut raddle::SimulatedStream<'_>) -> Result<(), DeviceError>,
+    launch: impl FnOnce(&mut raddle::gpu::SimulatedStream<'_>) -> Result<(), DeviceError>,
 ) -> Result<(), BoxError> {
     let mut gpu = stream.simulated().expect("the engine's only GPU should be a simulated one");
     Ok(launch(&mut gpu)?)
@@ -196,7 +200,10 @@ impl<'e> Pipeline<'e> {
 mod tests {
     use super::*;
     use crate::kernels::WIDTH;
-    use raddle::{EngineKind, SimulatedGpu, simulated::Clock};
+    use raddle::{
+        EngineKind,
+        gpu::{SimulatedGpu, simulated::Clock},
+    };
 
     const KINDS: [EngineKind; 3] = [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice];
 

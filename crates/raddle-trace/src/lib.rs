@@ -1,0 +1,41 @@
+//! What an engine of the crate [raddle](https://docs.rs/raddle) has recorded: events, the histories of operations that
+//! are assembled from them, and the checks, reports and files made from these.
+//!
+//! raddle re-exports all of this in its module `trace`, so programs need not name this crate. It knows nothing of
+//! engines: the recorder, which does, is a part of raddle.
+
+mod chrome;
+mod event;
+mod export;
+mod graph;
+mod history;
+mod name;
+mod order;
+mod perfetto;
+mod report;
+mod stats;
+
+pub use event::{AccessMode, OpId, Outcome, Place, VarId};
+pub use history::{Run, Trace, TracedOp};
+pub use name::Name;
+pub use order::{OrderReport, OrderViolation};
+pub use report::CriticalStep;
+pub use stats::{OpStats, Times};
+
+/// What a recorder needs: the layout of events, the histories, and the writers of files. For raddle only: anything here
+/// may change in any version.
+#[doc(hidden)]
+pub mod recording {
+    pub use crate::{
+        chrome::{Chrome, Json},
+        event::{
+            AccessWord, BRIEF_ACCESSES, Event, MAX_ACCESSES, PlaceWord, PushHead, Pushed, Short, Slot, What,
+            brief_push, push, ran, read, short, slots_of_push,
+        },
+        export::{Exporter, Format},
+        graph::{nearest, short_cycle},
+        history::{EngineInfo, History},
+        perfetto::Perfetto,
+        stats::OpTable,
+    };
+}
