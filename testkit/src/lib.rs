@@ -97,6 +97,13 @@ pub fn all_engines() -> Vec<(String, Engine)> {
     engines
 }
 
+/// Keeps the other tests of this process that call this function from running beside the caller, until the result is
+/// dropped: tests that need much of the processor, and those that such tests would disturb.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    lock(&ALONE)
+}
+
 /// Runs `f` on a separate thread. Panics if `f` panics or has not ended within [`PATIENCE`].
 #[track_caller]
 pub fn watched(f: impl FnOnce() + Send + 'static) {

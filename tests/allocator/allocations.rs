@@ -3,7 +3,7 @@
 //!
 //! The epoch allocates bags for retired objects, one per 1,250 operations; the test allows only slightly more.
 
-use raddle_testkit::shapes;
+use raddle_testkit::{alone, shapes};
 
 use std::{
     cell::Cell,
@@ -11,7 +11,6 @@ use std::{
     thread,
 };
 
-use crate::alone;
 use raddle::{
     Device, Engine, EngineKind, Token, Var,
     gpu::{DeviceVec, PinnedVec, SimulatedGpu, simulated::Clock},

@@ -1,9 +1,6 @@
-//! The tests that count the allocations of their process.
+//! The tests that count the allocations of their process. Each runs `alone`.
 
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::alloc::{GlobalAlloc, Layout, System};
 
 mod allocations;
 mod records;
@@ -33,9 +30,3 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-/// Serialises the tests, so that each counts only its own allocations.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}

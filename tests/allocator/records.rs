@@ -1,7 +1,7 @@
 //! Operations' records are reused, a bounded number is kept for reuse, and threads that end keep none. Workers' handles
 //! to their threads are freed. Records and handles are recognised by their layouts.
 
-use raddle_testkit::shapes;
+use raddle_testkit::{alone, shapes};
 
 use std::{
     alloc::Layout,
@@ -14,7 +14,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::alone;
 use raddle::{Engine, EngineKind, Token};
 use shapes::*;
 

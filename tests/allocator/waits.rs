@@ -19,9 +19,8 @@ use std::{
     time::Duration,
 };
 
-use crate::alone;
 use common::shapes::*;
-use common::{Gate, KINDS, THREADED, block_on, engine, failure, hold, poll_once, program::fewer, watched};
+use common::{Gate, KINDS, THREADED, alone, block_on, engine, failure, hold, poll_once, program::fewer, watched};
 use raddle::{
     Completion, Device, Engine, EngineKind, Group, OpHandle, Token, Var, VarWait, WaitError,
     gpu::{DeviceVec, SimulatedGpu, simulated::Clock},

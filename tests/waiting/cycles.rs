@@ -754,6 +754,7 @@ fn push_behind(engine: &Engine, value: &Var<i32>, between: Between) -> OpHandle<
 
 #[test]
 fn a_wait_behind_thousands_of_operations_is_refused_in_time() {
+    let _alone = common::alone();
     for between in [Between::Writers, Between::Readers, Between::Chain, Between::Fan] {
         on_kinds(&KINDS, 2, move |engine| {
             let unrelated = push_crowd(&engine);
@@ -777,6 +778,7 @@ fn a_wait_behind_thousands_of_operations_is_refused_in_time() {
 
 #[test]
 fn waits_of_every_form_behind_thousands_of_operations_are_refused_in_time() {
+    let _alone = common::alone();
     type Wait = fn(&Engine, &Group, &Var<i32>, OpHandle<()>) -> Result<(), WaitError>;
     let waits: [(&str, Wait); 5] = [
         ("a wait with a time limit", |_, _, _, mut behind| behind.wait_timeout(PATIENCE)),
@@ -868,6 +870,7 @@ fn crossing(older: How, younger: How, refused: &'static str, beside: usize) {
 
 #[test]
 fn the_younger_of_two_waits_with_thousands_behind_each_is_refused_in_time() {
+    let _alone = common::alone();
     crossing(How::Untimed, How::Untimed, "younger", 0);
     crossing(How::Untimed, How::Timed, "younger", 0);
     crossing(How::Untimed, How::Untimed, "younger", 50);
@@ -876,6 +879,7 @@ fn the_younger_of_two_waits_with_thousands_behind_each_is_refused_in_time() {
 /// The younger wait's thread finds the cycle, and asks the older wait's thread to end it.
 #[test]
 fn an_older_wait_that_must_end_a_cycle_is_refused_in_time() {
+    let _alone = common::alone();
     crossing(How::Timed, How::Untimed, "older", 50);
     crossing(How::Timed, How::Scope, "older", 50);
     crossing(How::Untimed, How::Scope, "older", 50);
@@ -884,6 +888,7 @@ fn an_older_wait_that_must_end_a_cycle_is_refused_in_time() {
 /// The thread of the last wait has searched before the push, which nothing tells it of. Fifty further operations wait.
 #[test]
 fn a_cycle_that_a_push_closes_soon_after_the_last_wait_has_begun_is_found_in_time() {
+    let _alone = common::alone();
     on_kinds(&THREADED, 2, |engine| {
         let signal = engine.token();
         let held = Opens(hold(&engine, &signal));
@@ -961,6 +966,7 @@ fn in_a_child_many_waits_share_a_small_part_of_a_core() {
 #[cfg(target_os = "linux")]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn many_waits_share_a_small_part_of_a_core() {
+    let _alone = common::alone();
     common::child_succeeds("in_a_child_many_waits_share_a_small_part_of_a_core");
 }
 

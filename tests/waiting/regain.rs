@@ -1,4 +1,6 @@
 //! After a wait, a function regains a worker before continuing, so no more functions compute than there are workers.
+//!
+//! Each test runs `alone`: a function that queues for a worker goes on without one after a while.
 
 use raddle_testkit as common;
 
@@ -69,6 +71,7 @@ const FEW: usize = ROUNDS / 10;
 
 #[test]
 fn after_a_wait_no_more_functions_compute_than_there_are_workers() {
+    let _alone = common::alone();
     for workers in [1, 2] {
         on_kinds(&THREADED, workers, move |engine| {
             let overlaps = overlaps(&engine, workers, move |engine, computing| {
@@ -86,6 +89,7 @@ fn after_a_wait_no_more_functions_compute_than_there_are_workers() {
 /// is not yet idle when the wait ends, the function receives the worker and blocks it too, so there are several attempts.
 #[test]
 fn an_idle_worker_ends_its_stay_if_the_function_in_its_place_blocks() {
+    let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let attempt = || {
             let (go, gone) = mpsc::channel();
@@ -110,6 +114,7 @@ fn an_idle_worker_ends_its_stay_if_the_function_in_its_place_blocks() {
 /// again.
 #[test]
 fn an_idle_worker_does_not_compute_while_a_function_runs_in_its_place() {
+    let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let (computing, start) = (Arc::new(Computing::default()), Instant::now());
         for _ in 0..ROUNDS {
@@ -135,6 +140,7 @@ fn an_idle_worker_does_not_compute_while_a_function_runs_in_its_place() {
 
 #[test]
 fn after_a_blocking_call_no_more_functions_compute_than_there_are_workers() {
+    let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let overlaps = overlaps(&engine, 1, |_, _| blocking(|| thread::sleep(Duration::from_micros(50))));
         assert!(overlaps <= FEW, "{overlaps}");
@@ -171,6 +177,7 @@ fn queued(engine: &Engine) -> Vec<i32> {
 /// The only worker blocks as well, so a function that queues for it stays in the queue.
 #[test]
 fn a_function_does_not_queue_for_a_worker_inside_a_blocking_call() {
+    let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let queued = while_the_worker_blocks(&engine, |inside, blocked, _| {
             blocking(|| {
@@ -238,6 +245,7 @@ const WAITS: [(&str, Wait); 6] = [
 
 #[test]
 fn after_waits_of_every_form_no_more_functions_compute_than_there_are_workers() {
+    let _alone = common::alone();
     for (what, wait) in WAITS {
         for is_ready in [true, false] {
             for workers in [1, 2] {
@@ -256,6 +264,7 @@ fn after_waits_of_every_form_no_more_functions_compute_than_there_are_workers() 
 
 #[test]
 fn after_a_read_of_a_variable_no_more_functions_compute_than_there_are_workers() {
+    let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(0);
         let overlaps = overlaps(&engine, 1, move |engine, computing| {
@@ -270,6 +279,7 @@ fn after_a_read_of_a_variable_no_more_functions_compute_than_there_are_workers()
 
 #[test]
 fn after_another_engine_has_ended_no_more_functions_compute_than_there_are_workers() {
+    let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let overlaps = overlaps(&engine, 1, |engine, computing| {
             let other = common::engine(engine.kind(), 1);
@@ -288,6 +298,7 @@ fn after_another_engine_has_ended_no_more_functions_compute_than_there_are_worke
 
 #[test]
 fn after_another_engine_was_stopped_no_more_functions_compute_than_there_are_workers() {
+    let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let other = common::engine(engine.kind(), 1);
         let overlaps = overlaps(&engine, 1, move |engine, computing| {
@@ -308,6 +319,7 @@ fn after_another_engine_was_stopped_no_more_functions_compute_than_there_are_wor
 /// The only worker blocks, without `blocking`, until the function resumes after its wait.
 #[test]
 fn a_function_continues_without_a_worker_if_none_becomes_free() {
+    let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
         let (started, inside) = (Gate::new(), engine.downgrade());
@@ -330,6 +342,7 @@ fn a_function_continues_without_a_worker_if_none_becomes_free() {
 /// The only worker blocks, so the function continues without one, but has queued for it after each call.
 #[test]
 fn a_function_queues_for_a_worker_behind_ready_operations_now_and_then() {
+    let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let queued = while_the_worker_blocks(&engine, |inside, blocked, _| {
             blocking(|| blocked.pass());
@@ -343,6 +356,7 @@ fn a_function_queues_for_a_worker_behind_ready_operations_now_and_then() {
 /// The only worker blocks, so the function continues without one.
 #[test]
 fn a_poll_without_a_worker_does_not_queue_for_one() {
+    let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let queued = while_the_worker_blocks(&engine, |inside, blocked, mut blocks| {
             blocking(|| blocked.pass());
@@ -358,6 +372,7 @@ fn a_poll_without_a_worker_does_not_queue_for_one() {
 /// The time limit of a wait includes the time spent in the queue for a worker.
 #[test]
 fn a_wait_that_times_out_does_not_queue_for_a_worker() {
+    let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(0);
         let held = hold(&engine, value.as_ref());
@@ -386,6 +401,7 @@ fn a_wait_that_times_out_does_not_queue_for_a_worker() {
 /// A thread that has given up its worker takes the next worker that is given up.
 #[test]
 fn consecutive_waits_need_no_further_threads() {
+    let _alone = common::alone();
     // On other systems, a thread that is pinned cannot run another worker.
     for pin in [false, cfg!(target_os = "linux")] {
         watched(move || {
@@ -409,6 +425,7 @@ fn consecutive_waits_need_no_further_threads() {
 /// A function may be about to regain a worker after a wait when the engine is stopped, started or shut down.
 #[test]
 fn functions_that_wait_end_while_the_engine_is_stopped_and_started() {
+    let _alone = common::alone();
     for kind in THREADED {
         watched(move || {
             for round in 0..30 {
@@ -443,6 +460,7 @@ fn busy(computing: &Computing, most: usize, time: Duration) {
 /// The waker runs in the epilogue of `beside`, which leaves its worker to a blocked function.
 #[test]
 fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
+    let _alone = common::alone();
     struct Computes(Arc<Computing>, mpsc::Sender<()>);
     impl Wake for Computes {
         fn wake(self: Arc<Self>) {
@@ -488,6 +506,7 @@ fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
 /// A poll runs the operations that its thread has deferred. Here, little stack is left, so another thread runs them.
 #[test]
 fn after_a_poll_no_more_functions_compute_than_there_are_workers() {
+    let _alone = common::alone();
     for kind in THREADED {
         watched(move || {
             let (engine, naive) = (common::engine(kind, 1), common::engine(EngineKind::Naive, 1));
@@ -512,6 +531,7 @@ fn after_a_poll_no_more_functions_compute_than_there_are_workers() {
 /// A stop pushes its own operations, and waits for the wakers called when these end.
 #[test]
 fn no_waker_runs_after_a_stop() {
+    let _alone = common::alone();
     struct Computes(AtomicUsize);
     impl Wake for Computes {
         fn wake(self: Arc<Self>) {
