@@ -2,7 +2,7 @@
 //!
 //! # States
 //!
-//! 1. *Pushed*: the operation's record contains an [`AcquireJob`], and the operation's turn has not come.
+//! 1. *Pushed*: the operation's record contains the oneshot ([`ForThread`]), and the operation's turn has not come.
 //! 2. *Acquired*: the operation's turn has come, and an [`Acquired`] has been put into the oneshot for the waiting
 //!    thread. The operation holds its variables.
 //! 3. *Released*: the [`Acquired`] was dropped, and the operation is complete.
@@ -14,7 +14,7 @@
 //! The operation is silent: only [`Acquired::mutated`] counts mutations, so none are counted for an unused
 //! [`Acquired`].
 //!
-//! For a future, a [`GuardsJob`] puts guards into the oneshot instead. The guards hold [shares](super::held) of the
+//! For a future, guards are put into the oneshot instead ([`ForFuture`]). The guards hold [shares](super::held) of the
 //! right to end the operation. Dropping the future before the operation's turn comes [cancels](Claim) the operation,
 //! which then changes nothing.
 //!
@@ -36,37 +36,33 @@ use crate::{
         deadlock::Target,
         frame::{self, Call, Holds},
         held::Share,
+        job::{Claimed, Cleanup, ErasedJob, FnJob, Sink},
         keeps_open::KeepsOpen,
-        right::Right,
         spec::{Entry, Spec},
-        task::{Claimed, Cleanup, ErasedJob, Job, Task, Work, flag},
+        task::{Task, flag},
         variable::VarCell,
     },
-    error::{
-        deadlock::Deadlock,
-        op::{Cause, OpError},
-        push::PushError,
-        wait::WaitError,
-    },
+    error::{deadlock::Deadlock, op::OpError, push::PushError, wait::WaitError},
     notify::{claim::Claim, oneshot::Oneshot},
+    tracker::OpRef,
     values::name::Name,
 };
 
 /// The right to use the variables of an operation whose turn has come. Dropping it releases the variables.
 pub(crate) struct Acquired {
-    right: ManuallyDrop<Right<Task>>,
+    right: ManuallyDrop<OpRef<Task>>,
     core: Arc<Core>,
 }
 
 impl Acquired {
     /// Calls `f`, program code that uses the variables.
     pub(crate) fn enter<R>(&self, f: impl FnOnce() -> R) -> R {
-        frame::enter(&self.core, self.right.op(), Holds::AcquiredVariables, |_| f())
+        frame::enter(&self.core, &self.right, Holds::AcquiredVariables, |_| f())
     }
 
     /// Counts one mutation of each variable that the operation mutates.
     pub(crate) fn mutated(&self) {
-        for access in self.right.op().accesses().iter().filter(|access| access.mode().is_write()) {
+        for access in self.right.accesses().iter().filter(|access| access.mode().is_write()) {
             // SAFETY: the operation holds the variable for writing until `self` is dropped.
             unsafe { VarCell::of(access).mutated() };
         }
@@ -86,25 +82,10 @@ impl Drop for Acquired {
     }
 }
 
-/// The job of an operation that acquires its variables for a waiting thread.
-struct AcquireJob(Option<Arc<Oneshot<Acquired>>>);
+/// The oneshot that delivers an [`Acquired`] to a waiting thread, until the operation starts.
+struct ForThread(Option<Arc<Oneshot<Acquired>>>);
 
-impl Job for AcquireJob {
-    const REPORTS: bool = true;
-}
-
-impl Work for AcquireJob {
-    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        if let (Some(oneshot), Some(right)) = (self.0.take(), cx.take_right()) {
-            let acquired = Acquired { right: ManuallyDrop::new(right), core: Arc::clone(cx.core()) };
-            let wakers = oneshot.set(Ok(acquired));
-            debug_assert!(wakers.is_none(), "no future waits for this oneshot");
-        }
-        Ok(())
-    }
-
-    fn discard(&mut self) {}
-
+impl Sink for ForThread {
     /// Reports why the operation was skipped.
     fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
         match (self.0.take(), result) {
@@ -131,7 +112,16 @@ impl Core {
         let cell = unsafe { entry.cell.as_ref() };
         self.check_variable(cell, &spec.name, location)?;
         let entries = [entry];
-        let op = self.create(&spec, 0, location, &entries, AcquireJob(Some(Arc::clone(&oneshot))))?;
+        let start = |cx: &Call<'_>, sink: &mut ForThread| {
+            if let (Some(oneshot), Some(right)) = (sink.0.take(), cx.take_right()) {
+                let acquired = Acquired { right: ManuallyDrop::new(right), core: Arc::clone(cx.core()) };
+                let wakers = oneshot.set(Ok(acquired));
+                debug_assert!(wakers.is_none(), "no future waits for this oneshot");
+            }
+            Ok(())
+        };
+        let job = FnJob::with(ForThread(Some(Arc::clone(&oneshot))), start);
+        let op = self.create(&spec, 0, location, &entries, ErasedJob::new(job))?;
         let task = NonNull::from(op.task()).cast();
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, &entries))?;
         let target = Target { task, held_back_by: None, describe: &|| cell.awaited() };
@@ -158,53 +148,27 @@ impl<G> Granted<G> {
 /// cancels the operation.
 pub(crate) type Acquiring<G> = Oneshot<Granted<G>, Claim>;
 
-/// The job of an operation that acquires its variables for a future.
-struct GuardsJob<F, G> {
-    make: Option<F>,
+/// The oneshot that delivers guards to a future, and the guards between the start of the operation and the delivery.
+struct ForFuture<G> {
     granted: Option<Granted<G>>,
     acquiring: Option<Arc<Acquiring<G>>>,
 }
 
-impl<F, G> Job for GuardsJob<F, G>
-where
-    F: FnOnce(&Share) -> G + Send + 'static,
-    G: Send + 'static,
-{
-    const REPORTS: bool = true;
-    const CLAIMS: bool = true;
-}
-
-impl<F, G> Work for GuardsJob<F, G>
-where
-    F: FnOnce(&Share) -> G + Send + 'static,
-    G: Send + 'static,
-{
-    fn claim(&mut self, _: &Task) -> Claimed {
+impl<G: Send + 'static> Sink for ForFuture<G> {
+    fn claim(&self) -> Claimed {
         match self.acquiring.as_ref().map(|acquiring| acquiring.beside().start()) {
             Some(Err(_)) => Claimed::PassedOver,
             _ => Claimed::Run,
         }
     }
 
-    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        if let (Some(make), Some(right)) = (self.make.take(), cx.take_right()) {
-            let share = Share::new(right, cx.core());
-            self.granted = Some(Granted { guards: make(&share), share });
-        }
-        Ok(())
-    }
-
-    /// Delivers the guards here rather than in `start`, since the wakers must run after the operations that became
+    /// Delivers the guards here rather than at the start, since the wakers must run after the operations that became
     /// ready have been dispatched.
     fn started(&mut self) -> Cleanup {
         match (self.acquiring.take(), self.granted.take()) {
             (Some(acquiring), Some(granted)) => Cleanup::new(acquiring.set(Ok(granted)), acquiring),
             _ => Cleanup::default(),
         }
-    }
-
-    fn discard(&mut self) {
-        self.make = None;
     }
 
     /// Reports why the operation was skipped.
@@ -237,8 +201,15 @@ impl Core {
         // back, since the call must not block.
         spec.flags |= flag::INLINE | flag::ASYNC;
         spec.is_admitted = true;
-        let job = GuardsJob { make: Some(make), granted: None, acquiring: Some(Arc::clone(&acquiring)) };
-        self.push(&spec, location, entries, ErasedJob::new(job))?;
+        let start = |cx: &Call<'_>, sink: &mut ForFuture<G>| {
+            if let Some(right) = cx.take_right() {
+                let share = Share::new(right, cx.core());
+                sink.granted = Some(Granted { guards: make(&share), share });
+            }
+            Ok(())
+        };
+        let sink = ForFuture { granted: None, acquiring: Some(Arc::clone(&acquiring)) };
+        self.push(&spec, location, entries, ErasedJob::new(FnJob::with(sink, start)))?;
         Ok(acquiring)
     }
 }

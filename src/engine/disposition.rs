@@ -5,7 +5,8 @@ use crate::{
     engine::{
         core::{Core, phase},
         ending::Disposition,
-        task::{Claimed, Task, flag},
+        job::Claimed,
+        task::{Task, flag},
         variable::VarCell,
     },
     error::op::Cause,
@@ -43,7 +44,7 @@ impl Core {
                 return Disposition::Forward(lane);
             }
         }
-        if task.has(flag::CLAIMS) {
+        if task.has(flag::REPORTS) {
             // SAFETY: the caller owns the ready operation.
             match unsafe { op.claim() } {
                 Claimed::Run => {}
