@@ -1,6 +1,7 @@
 //! The builder that describes and pushes an operation.
 
 use std::{
+    any::Any,
     future::Future,
     mem::{self, ManuallyDrop},
     panic::Location,
@@ -35,12 +36,12 @@ use crate::{
         future_task,
         group::Group,
         held::Share,
-        job::{self, ErasedJob, HandleJob, Job, Out, plain},
+        job::{self, HandleJob, Out, plain},
         limits::Limits,
         room::WhenRoom,
         scope::Scoped,
         spec::{self, Entries, Entry, Route, Spec},
-        task::flag,
+        task::{ErasedJob, Job, flag},
     },
     error::{BoxError, device::DeviceError, op::Cause, push::PushError},
     gpu,
@@ -1800,7 +1801,7 @@ impl<'e> OpBuilder<'e> {
         &mut self,
         location: &'static Location<'static>,
         mut job: ErasedJob,
-        plan: Option<Box<Plan>>,
+        plan: Option<Box<dyn Any + Send>>,
         scoped: Option<&Arc<Scoped>>,
     ) -> Result<(), PushError> {
         if let Some(group) = self.group.filter(|_| !self.owned.spec.is_admitted) {
@@ -1896,16 +1897,16 @@ fn push_counted<A: ScopedAccesses, J: Job>(
 ) -> Result<(), PushError> {
     const { assert!(INLINE_ACCESSES == 4) }
     let at = |at| accesses.at(at).expect("there are as many accesses as `COUNT` says").0;
-    // Each condition is a constant, so only one of the functions is compiled for a job.
+    // Each condition is a constant, so only one of the pushes is compiled for a job.
     if const { matches!(A::COUNT, Some(0)) } {
-        core.push_free(name, location, job)
+        core.push_plain(name, location, [], job)
     } else if const { matches!(A::COUNT, Some(1)) } {
-        core.push_sole(name, location, at(0), job)
+        core.push_plain(name, location, [at(0)], job)
     } else if const { matches!(A::COUNT, Some(2)) } {
-        core.push_few(name, location, [at(0), at(1)], job)
+        core.push_plain(name, location, [at(0), at(1)], job)
     } else if const { matches!(A::COUNT, Some(3)) } {
-        core.push_few(name, location, [at(0), at(1), at(2)], job)
+        core.push_plain(name, location, [at(0), at(1), at(2)], job)
     } else {
-        core.push_few(name, location, [at(0), at(1), at(2), at(3)], job)
+        core.push_plain(name, location, [at(0), at(1), at(2), at(3)], job)
     }
 }

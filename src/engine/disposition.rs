@@ -5,8 +5,7 @@ use crate::{
     engine::{
         core::{Core, phase},
         ending::Disposition,
-        job::Claimed,
-        task::{Task, flag},
+        task::{Claimed, Task, flag},
         variable::VarCell,
     },
     error::op::Cause,

@@ -15,10 +15,7 @@ use std::{mem, ptr};
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{
-        job::Cleanup,
-        task::{Task, flag},
-    },
+    engine::task::{Cleanup, Task, flag},
     error::op::OpError,
     notify::pending::Ticket,
     testing::pause::{self, Point},
@@ -127,7 +124,7 @@ impl Completed {
             return Cleanup::default();
         }
         // SAFETY: (1): this thread ends the operation.
-        unsafe { op.report(result, function) }
+        unsafe { op.report(result, function == FnState::MayRun) }
     }
 
     /// Whether program code may run in the epilogue.

@@ -46,12 +46,11 @@ use crate::{
         ending::{Epilogue, FnState},
         frame::Frame,
         group::Group,
-        job::ErasedJob,
         kin::{Kin, KinShare},
         limits::Limits,
         push, ready_loop,
         spec::{Entries, Entry, Spec},
-        task::{Task, flag},
+        task::{ErasedJob, Task, flag},
         variable::VarCell,
         variables::OwnedVar,
     },
@@ -82,14 +81,14 @@ unsafe impl Send for Plan {}
 unsafe impl Sync for Plan {}
 
 impl Plan {
-    /// Creates the plan of an operation with these entries, as declared by the program.
+    /// Creates the plan of an operation with these entries, as declared by the program, for its limits.
     pub(crate) fn new(
         entries: &[Entry],
         priority: i32,
         deadline: Option<Instant>,
         group: Option<&Arc<Group>>,
         within: Option<&Family>,
-    ) -> Box<Self> {
+    ) -> Box<dyn Any + Send> {
         let names = entries.iter().map(|entry| (entry.cell, entry.mode)).collect();
         Box::new(Self {
             names,
@@ -167,7 +166,9 @@ impl Family {
     unsafe fn new(core: &Arc<Core>, op: &Op<Task>, parent: Option<OpRef<Task>>) -> Arc<Self> {
         // SAFETY: (1).
         let plan = op.task().limits().and_then(|limits| unsafe { limits.take_plan() });
-        let Some(plan) = plan else { unreachable!("an operation with children has a plan, and starts once") };
+        let Some(Ok(plan)) = plan.map(|plan| plan.downcast::<Plan>()) else {
+            unreachable!("an operation with children has a plan, and starts once")
+        };
         plan.group.set_parent(NonNull::from(op).cast());
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),

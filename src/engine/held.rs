@@ -30,7 +30,13 @@
 use std::{fmt, mem::ManuallyDrop, sync::Arc, thread};
 
 use crate::{
-    engine::{core::Core, job::Beside, keeps_open::KeepsOpen, kin::Kin, limits::Limits, task::Task},
+    engine::{
+        core::Core,
+        keeps_open::KeepsOpen,
+        kin::Kin,
+        limits::Limits,
+        task::{Beside, Task},
+    },
     error::op::{Cause, OpError},
     sync::{
         Mutex,

@@ -1,6 +1,6 @@
 //! What limits an operation: its group, its deadline, its family, and its children.
 //!
-//! Only operations with [`flag::LIMITED`] have a [`Limits`], which is boxed. Its memory is retired with the task's, so
+//! Only operations with [`flag::LIMITED`](super::task::flag::LIMITED) have a [`Limits`], which is boxed. Its memory is retired with the task's, so
 //! any pinned thread that has found the operation may read the constant part.
 //!
 //! # States
@@ -23,6 +23,7 @@
 //! operation, and the group's count hands over what the members did.
 
 use std::{
+    any::Any,
     ptr::{self, NonNull},
     sync::Arc,
     time::Instant,
@@ -32,12 +33,8 @@ use smallvec::SmallVec;
 
 use crate::{
     engine::{
-        family::Plan,
-        frame::Frame,
         group::{Group, Kept},
-        job::Claimed,
         kin::{Kin, KinShare},
-        task::{Task, flag},
     },
     error::op::{Cause, OpError},
     notify::{
@@ -71,8 +68,8 @@ struct Own {
     group: Option<Arc<Group>>,
     /// The operation's share of its family or scope, dropped after the operation has left its groups.
     kin: Option<KinShare>,
-    /// What the operation's children are created from, if it may have any. Taken when it starts.
-    plan: Option<Box<Plan>>,
+    /// What the operation's family is created from, if it may have children. Taken when it starts.
+    plan: Option<Box<dyn Any + Send>>,
     /// The family that completes the operation, if it is asynchronous and may have children.
     parent_of: Option<Arc<dyn Kin>>,
     /// Whether the operation was claimed. If so, neither the group nor the deadline can cancel it.
@@ -89,8 +86,9 @@ unsafe impl Send for Limits {}
 unsafe impl Sync for Limits {}
 
 impl Limits {
-    /// Creates the limits of an operation in no group. If the operation may have children, they are created from `plan`.
-    pub(crate) fn new(deadline: Option<Instant>, plan: Option<Box<Plan>>) -> Box<Self> {
+    /// Creates the limits of an operation in no group. If the operation may have children, its
+    /// family is created from `plan`.
+    pub(crate) fn new(deadline: Option<Instant>, plan: Option<Box<dyn Any + Send>>) -> Box<Self> {
         Box::new(Self {
             deadline,
             mutates: true,
@@ -129,57 +127,47 @@ impl Limits {
         self.own.with_mut(|own| f(unsafe { &mut *own }))
     }
 
-    /// Claims the operation of `task`, whose job has answered `claimed`, unless a limit has cancelled it.
+    /// Claims the operation unless its group or one around it was cancelled or its deadline has passed. Later calls then
+    /// have the same result.
+    ///
+    /// # Errors
+    /// Returns why the operation fails, or `None` if it changes nothing.
     ///
     /// # Safety
     /// 1. The operation is ready, and this thread owns it.
-    pub(super) unsafe fn claim(&self, claimed: Claimed, task: &Task) -> Claimed {
-        // SAFETY: (1).
-        unsafe {
-            self.with(|own| {
-                let claimed = match claimed {
-                    Claimed::Run if !task.has(flag::KEPT) && !own.is_claimed => self.check(own, task),
-                    claimed => claimed,
-                };
-                own.is_claimed |= matches!(claimed, Claimed::Run);
-                own.fails_itself |= matches!(claimed, Claimed::Cancelled(_));
-                claimed
-            })
+    pub(super) unsafe fn claim(&self) -> Result<(), Option<Cause>> {
+        let own = self.own();
+        if !own.is_claimed {
+            match own.group.as_ref().and_then(|group| group.cancelled()) {
+                Some(Cancel::Loudly) => return Err(Some(Cause::Cancelled)),
+                Some(Cancel::Quietly) => return Err(None),
+                None if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                    return Err(Some(Cause::DeadlinePassed));
+                }
+                None => {}
+            }
         }
+        // SAFETY: (1).
+        unsafe { self.with(|own| own.is_claimed = true) };
+        Ok(())
     }
 
-    /// Returns how an operation that is about to start is cancelled, if its group or one around it was cancelled or its
-    /// deadline has passed. Otherwise, returns [`Claimed::Run`].
-    fn check(&self, own: &Own, task: &Task) -> Claimed {
-        match own.group.as_ref().and_then(|group| group.cancelled()) {
-            Some(Cancel::Loudly) => Claimed::Cancelled(task.failed_by(Cause::Cancelled)),
-            Some(Cancel::Quietly) => Claimed::PassedOver,
-            None if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
-                Claimed::Cancelled(task.failed_by(Cause::DeadlinePassed))
-            }
-            None => Claimed::Run,
-        }
+    /// Records that any failure of the operation from now on is its own.
+    ///
+    /// # Safety
+    /// 1. The operation is ready, and this thread owns it.
+    pub(super) unsafe fn will_fail_itself(&self) {
+        // SAFETY: (1).
+        unsafe { self.with(|own| own.fails_itself = true) };
     }
 
     /// Takes the plan of an operation that is about to start, if it may have children.
     ///
     /// # Safety
     /// 1. The operation is ready, and this thread owns it.
-    pub(super) unsafe fn take_plan(&self) -> Option<Box<Plan>> {
+    pub(super) unsafe fn take_plan(&self) -> Option<Box<dyn Any + Send>> {
         // SAFETY: (1).
         unsafe { self.with(|own| own.plan.take()) }
-    }
-
-    /// Calls `f`, the function of the operation, in `frame`.
-    ///
-    /// # Safety
-    /// 1. The operation is ready, and this thread owns it.
-    pub(super) unsafe fn during<R>(&self, frame: &Frame, f: impl FnOnce() -> R) -> R {
-        // SAFETY: (1).
-        unsafe { self.with(|own| own.fails_itself = true) };
-        // Another thread may end an asynchronous operation during the call.
-        let (group, kin) = (self.group().cloned(), self.kin().cloned());
-        frame.in_group(group.as_ref(), kin.as_ref(), f)
     }
 
     fn own(&self) -> &Own {

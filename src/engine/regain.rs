@@ -22,9 +22,9 @@ use crate::{
     engine::{
         core::Core,
         frame::Call,
-        job::{ErasedJob, plain},
+        job::plain,
         spec::Spec,
-        task::flag,
+        task::{ErasedJob, flag},
         worker_thread,
     },
     scheduler::LONGEST_STAY,

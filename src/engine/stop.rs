@@ -13,10 +13,10 @@ use crate::{
     engine::{
         core::Core,
         frame::{self, Call},
-        job::{ErasedJob, plain},
+        job::plain,
         regain::regain_worker,
         spec::Spec,
-        task::{Task, flag},
+        task::{ErasedJob, Task, flag},
         worker_thread, workers,
     },
     error::build::{BuildError, ShutdownError},

@@ -3,7 +3,7 @@
 //! # States
 //!
 //! 1. *Begun* ([`Task::begin`]): the ticket, the lane and the flags are set.
-//! 2. *Filled* ([`Task::describe`] with [`Task::fill`], [`Task::fill_job`] or [`Task::fill_erased`]): the name, the
+//! 2. *Filled* ([`Task::describe`] with [`Task::fill`] or [`Task::fill_erased`]): the name, the
 //!    location, the job and the limits are set. The operation may be enqueued. If the engine records, the operation
 //!    receives a number first ([`Task::set_recorded`]).
 //! 3. *Started* ([`Op::start`]), at most once: the function has run or is running. If the function does not run, it is
@@ -16,7 +16,8 @@
 //! # Who may touch what
 //!
 //! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation may
-//!   end on another thread while its function runs; see [`job`](super::job).
+//!   end on another thread while [`Job::start`] runs. Ending it touches the job only if the job
+//!   [may end early](Job::ENDS_EARLY). The table is constant.
 //! * What `limits` points to: see [`Limits`]. The pointer is constant once the task is filled, and the limits outlive the
 //!   task until the epoch has passed.
 //! * `waited`: the owner of the ready operation.
@@ -26,15 +27,20 @@
 //! This module has no edges of its own: the queues of the tracker and of the scheduler hand over the task with the
 //! operation.
 
-use std::{mem::MaybeUninit, panic::Location, ptr::NonNull};
+use std::{
+    any::Any,
+    hint,
+    mem::{ManuallyDrop, MaybeUninit, needs_drop},
+    panic::Location,
+    ptr::{self, NonNull},
+    sync::Arc,
+};
 
 use crate::{
     device::{gpus::MAX_GPUS, timeline::LANES_PER_GPU},
     engine::{
-        cancellable::Place,
-        ending::FnState,
+        cancellable::{Cancellable, Function, Place},
         frame::Call,
-        job::{Beside, Body, Claimed, Cleanup, ErasedJob, InlineJob, Job, flags_of},
         limits::Limits,
     },
     error::{
@@ -42,7 +48,7 @@ use crate::{
         op::{Cause, OpError},
     },
     memory::epoch,
-    notify::{async_state::AsyncState, pending::Ticket},
+    notify::{async_state::AsyncState, claim::Cancel, oneshot::Oneshot, pending::Ticket, wakers::Wakers},
     sync::{Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell},
     system::panics,
     trace::event::OpId,
@@ -91,9 +97,6 @@ pub(crate) mod flag {
 /// this.
 const NO_LANE_LEFT: u8 = u8::MAX;
 const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
-
-/// [`Task::fill_job`] for the jobs of some type.
-pub(crate) type FillJob = unsafe fn(*mut Task, *mut ());
 
 /// The engine's part of an operation's record. If the operation has only one access, the task starts a cache line that
 /// also has room for a small function. Fields needed by only some operations are not initialised in the others.
@@ -178,18 +181,6 @@ impl Task {
         }
         // SAFETY: (1).
         unsafe { Self::add_flags(task, flags) };
-    }
-
-    /// Moves the job at `job` into a task.
-    ///
-    /// # Safety
-    /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
-    /// 2. `job` points to a `W`, which is not used afterwards.
-    pub(crate) unsafe fn fill_job<W: Job>(task: *mut Self, job: *mut ()) {
-        // SAFETY: (2).
-        let work = unsafe { job.cast::<W>().read() };
-        // SAFETY: (1).
-        unsafe { Self::fill(task, work) };
     }
 
     /// Moves a job without limits into a task, and sets the flags of the job.
@@ -365,13 +356,24 @@ impl Op<Task> {
     /// 1. The operation is ready, and this thread owns it.
     #[cold]
     pub(crate) unsafe fn claim(&self) -> Claimed {
+        let task = self.task();
         // SAFETY: (1) makes this thread the only user of the body.
         let claimed = unsafe { self.with_body(Body::claim) };
-        match self.task().limits() {
+        let Some(limits) = task.limits() else { return claimed };
+        let claimed = match claimed {
             // SAFETY: (1).
-            Some(limits) => unsafe { limits.claim(claimed, self.task()) },
-            None => claimed,
+            Claimed::Run if !task.has(flag::KEPT) => match unsafe { limits.claim() } {
+                Ok(()) => Claimed::Run,
+                Err(Some(cause)) => Claimed::Cancelled(task.failed_by(cause)),
+                Err(None) => Claimed::PassedOver,
+            },
+            claimed => claimed,
+        };
+        if matches!(claimed, Claimed::Cancelled(_)) {
+            // SAFETY: (1).
+            unsafe { limits.will_fail_itself() };
         }
+        claimed
     }
 
     /// Returns the state beside the result of an operation with a handle.
@@ -410,12 +412,14 @@ impl Op<Task> {
     /// 1. The operation is ready, and this thread owns it.
     /// 2. This is called once.
     pub(crate) unsafe fn start_in_limits(&self, cx: &Call<'_>) -> Result<(), Cause> {
-        match self.task().limits() {
-            // SAFETY: (1) and (2).
-            Some(limits) => unsafe { limits.during(cx.frame(), || self.start(cx)) },
-            // SAFETY: (1) and (2).
-            None => unsafe { self.start(cx) },
-        }
+        // SAFETY: (1) and (2).
+        let start = || unsafe { self.start(cx) };
+        let Some(limits) = self.task().limits() else { return start() };
+        // SAFETY: (1).
+        unsafe { limits.will_fail_itself() };
+        // Another thread may end an asynchronous operation during the call.
+        let (group, kin) = (limits.group().cloned(), limits.kin().cloned());
+        cx.frame().in_group(group.as_ref(), kin.as_ref(), start)
     }
 
     /// Takes the program code that remains to be run after the start of an asynchronous operation.
@@ -437,20 +441,21 @@ impl Op<Task> {
     }
 
     /// Reports the result to the operation's handle and groups, if it has them, or, if the operation is a wait, to those
-    /// that wait. Returns the program code that remains to be run.
+    /// that wait. `may_run` says whether the function may still be running. Returns the program code that remains to be
+    /// run.
     ///
     /// # Safety
-    /// 1. This thread ends the operation, whose function is in this state.
+    /// 1. This thread ends the operation.
     #[inline]
-    pub(crate) unsafe fn report(&self, result: Result<(), &OpError>, function: FnState) -> Cleanup {
+    pub(crate) unsafe fn report(&self, result: Result<(), &OpError>, may_run: bool) -> Cleanup {
         let Some(limits) = self.task().limits() else {
             // SAFETY: (1): if the function may run, only jobs that end early are touched.
-            return unsafe { self.with_body(|body| body.report(result, function)) };
+            return unsafe { self.with_body(|body| body.report(result, may_run)) };
         };
         // SAFETY: (1).
         let is_abandoned = unsafe { self.beside() }.is_some_and(|beside| beside.claim().settle());
         // SAFETY: (1): as above.
-        let cleanup = unsafe { self.with_body(|body| body.report(result, function)) };
+        let cleanup = unsafe { self.with_body(|body| body.report(result, may_run)) };
         // SAFETY: (1).
         unsafe { limits.end(is_abandoned, result) };
         cleanup
@@ -459,7 +464,7 @@ impl Op<Task> {
     /// Calls `f` with the body.
     ///
     /// # Safety
-    /// 1. What `f` does with the job is permitted by the head of [`job`](super::job).
+    /// 1. What `f` does with the job is permitted by the head of this module.
     #[inline(always)]
     unsafe fn with_body<R>(&self, f: impl FnOnce(&Body) -> R) -> R {
         // SAFETY: (1), and the body was initialised when the task was filled.
@@ -472,3 +477,344 @@ impl Op<Task> {
 unsafe impl Sync for Task {}
 // SAFETY: the limits and all other fields are `Send`.
 unsafe impl Send for Task {}
+
+// -------------------------------------------------------------------------------------------------------- jobs ----
+
+/// The state through which a handle can cancel its operation.
+pub(crate) type Beside = Cancellable<dyn Function>;
+
+/// The result of claiming an operation.
+pub(crate) enum Claimed {
+    /// The calling thread has claimed the operation.
+    Run,
+    /// The operation was cancelled and fails.
+    Cancelled(OpError),
+    /// The operation was cancelled and changes nothing.
+    PassedOver,
+}
+
+/// What an operation calls, and where its result goes.
+pub(crate) trait Job: Send + 'static {
+    /// Whether the job reports the result, and must be claimed before it starts. If not, only `start` and `discard` are
+    /// called.
+    const REPORTS: bool;
+    /// Whether `report` may be called while `start` runs on another thread. If not, it is not called once `start` was
+    /// called for an asynchronous operation.
+    const ENDS_EARLY: bool = false;
+    /// Claims the operation for the calling thread, which is about to start or skip it. May be called repeatedly.
+    fn claim(&self) -> Claimed {
+        match self.beside().map(|beside| (beside, beside.claim().start())) {
+            None | Some((_, Ok(()))) => Claimed::Run,
+            Some((beside, Err(Cancel::Loudly))) => Claimed::Cancelled(beside.failure()),
+            Some((_, Err(Cancel::Quietly))) => Claimed::PassedOver,
+        }
+    }
+    /// Returns the state beside the result of an operation with a handle, until the result has been set.
+    fn beside(&self) -> Option<&Beside> {
+        None
+    }
+    /// Calls the function. Called at most once.
+    ///
+    /// # Safety
+    /// 1. `this` points to a job, which no other thread uses, except in `report` if the job
+    ///    [may end early](Self::ENDS_EARLY).
+    unsafe fn start(this: *mut Self, cx: &Call<'_>) -> Result<(), Cause>;
+    /// Returns the program code that remains to be run after the start of an asynchronous operation. Called by the
+    /// thread that started the operation, if the start succeeded. The operation may have ended by then.
+    fn started(&mut self) -> Cleanup {
+        Cleanup::default()
+    }
+    /// Drops the function if it was not called. Called after the variables were released.
+    fn discard(&mut self);
+    /// Sets the result. Called after the variables were released. Must not run program code; instead, returns such code
+    /// to the caller.
+    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup;
+}
+
+/// The number of words in a record for the operation's job. Larger jobs are boxed.
+const WORDS: usize = 11;
+
+/// Whether a record holds a `W` without a separate allocation.
+const fn fits<W>() -> bool {
+    size_of::<W>() <= size_of::<[u64; WORDS]>() && align_of::<W>() <= align_of::<u64>()
+}
+
+/// A [`Job`] of any type, inline if it fits, and otherwise boxed.
+#[repr(C)]
+pub(super) struct InlineJob {
+    vtable: &'static VTable,
+    storage: [MaybeUninit<u64>; WORDS],
+}
+
+/// The methods of a type of jobs. There are many such types, at least one for each function that a program pushes, so
+/// the table leaves out methods that are never called through it, and they need not be compiled.
+struct VTable {
+    start: unsafe fn(*mut (), &Call<'_>) -> Result<(), Cause>,
+    discard: unsafe fn(*mut ()),
+    /// `None` if the job needs no drop.
+    drop: Option<unsafe fn(*mut ())>,
+    /// `None` unless the job [reports](Job::REPORTS).
+    reporting: Option<Reporting>,
+}
+
+/// The methods of jobs that [report](Job::REPORTS).
+struct Reporting {
+    claim: unsafe fn(*mut ()) -> Claimed,
+    beside: unsafe fn(*mut ()) -> Option<NonNull<Beside>>,
+    started: unsafe fn(*mut ()) -> Cleanup,
+    report: unsafe fn(*mut (), Result<(), &OpError>) -> Cleanup,
+    /// [`Job::ENDS_EARLY`].
+    ends_early: bool,
+}
+
+/// Returns the flags of operations with such a job.
+pub(super) const fn flags_of<W: Job>() -> u16 {
+    if W::REPORTS { flag::REPORTS } else { 0 }
+}
+
+// SAFETY: the stored job is `Send`.
+unsafe impl Send for InlineJob {}
+
+impl InlineJob {
+    /// Initialises a body in place.
+    ///
+    /// # Safety
+    /// 1. `body` may be written.
+    #[inline(always)]
+    pub(super) unsafe fn init<W: Job>(body: *mut Self, work: W) {
+        // SAFETY: (1): the pointer is to a field of the body.
+        let vtable = unsafe { &raw mut (*body).vtable };
+        // SAFETY: (1): the pointer is to a field of the body.
+        let storage = unsafe { &raw mut (*body).storage };
+        // SAFETY: (1): the field may be written.
+        unsafe { vtable.write(const { &VTable::of::<W>() }) };
+        if const { fits::<W>() } {
+            // SAFETY: (1): `storage` is large enough for a `W` and aligned for it.
+            unsafe { storage.cast::<W>().write(work) };
+        } else {
+            // SAFETY: (1): a box is one word.
+            unsafe { storage.cast::<Box<W>>().write(Box::new(work)) };
+        }
+    }
+}
+
+/// Returns the address of the job in `storage`.
+///
+/// # Safety
+/// 1. `init` has stored a `W` there.
+#[inline(always)]
+unsafe fn job_at<W>(storage: *mut ()) -> *mut W {
+    if const { fits::<W>() } {
+        storage.cast()
+    } else {
+        // SAFETY: (1): `init` has stored a box, and a box is a pointer.
+        unsafe { *storage.cast::<*mut W>() }
+    }
+}
+
+impl VTable {
+    const fn of<W: Job>() -> Self {
+        Self {
+            start: __rust_begin_short_backtrace::<W>,
+            // SAFETY: (1): the table is that of the stored job.
+            discard: |storage| unsafe { &mut *job_at::<W>(storage) }.discard(),
+            drop: match (fits::<W>(), needs_drop::<W>()) {
+                (true, false) => None,
+                // SAFETY: the table is that of the stored job.
+                (true, true) => Some(|storage| unsafe { storage.cast::<W>().drop_in_place() }),
+                // SAFETY: the table is that of the stored job, which `init` has boxed.
+                (false, _) => Some(|storage| unsafe { storage.cast::<Box<W>>().drop_in_place() }),
+            },
+            reporting: if W::REPORTS { Some(Reporting::of::<W>()) } else { None },
+        }
+    }
+}
+
+impl Reporting {
+    const fn of<W: Job>() -> Self {
+        Self {
+            // SAFETY: (1): the table is that of the stored job.
+            claim: |storage| unsafe { &*job_at::<W>(storage) }.claim(),
+            // SAFETY: (1): the table is that of the stored job.
+            beside: |storage| unsafe { &*job_at::<W>(storage) }.beside().map(NonNull::from),
+            // SAFETY: (1): the table is that of the stored job.
+            started: |storage| unsafe { &mut *job_at::<W>(storage) }.started(),
+            // SAFETY: (1): the table is that of the stored job.
+            report: |storage, result| unsafe { &mut *job_at::<W>(storage) }.report(result),
+            ends_early: W::ENDS_EARLY,
+        }
+    }
+}
+
+/// Starts a job. The standard library recognises this function by name: the short backtraces printed by panics omit the
+/// engine's frames that lead to it.
+///
+/// # Safety
+/// 1. `init` has stored a `W` at `storage`, and the conditions of [`Job::start`] hold.
+unsafe fn __rust_begin_short_backtrace<W: Job>(storage: *mut (), cx: &Call<'_>) -> Result<(), Cause> {
+    // SAFETY: (1).
+    let result = unsafe { W::start(job_at::<W>(storage), cx) };
+    // Keeps the frame of this function on the stack during the call.
+    hint::black_box(());
+    result
+}
+
+/// A job of any type, with the operation's limits, if it has any. If the push is refused, the operation leaves its group
+/// before what its function captures is dropped.
+pub(crate) struct ErasedJob {
+    limits: Option<Box<Limits>>,
+    body: Loose,
+    reports: bool,
+}
+
+/// A job that is not in a record yet.
+struct Loose(InlineJob);
+
+impl Drop for Loose {
+    fn drop(&mut self) {
+        // SAFETY: (1): the job is borrowed exclusively.
+        unsafe { Body::new(&raw mut self.0) }.drop_job();
+    }
+}
+
+impl ErasedJob {
+    pub(crate) fn new<W: Job>(work: W) -> Self {
+        let mut job = MaybeUninit::uninit();
+        // SAFETY: (1): the memory is on this stack.
+        unsafe { InlineJob::init(job.as_mut_ptr(), work) };
+        // SAFETY: `init` has initialised the table, and the storage is `MaybeUninit`.
+        Self { limits: None, body: Loose(unsafe { job.assume_init() }), reports: W::REPORTS }
+    }
+
+    /// Limits the operation.
+    pub(crate) fn limit(&mut self, limits: Box<Limits>) {
+        self.limits = Some(limits);
+    }
+
+    /// Returns the state beside the result, if the operation has a handle.
+    pub(super) fn beside(&mut self) -> Option<NonNull<Beside>> {
+        // SAFETY: (1): the job is borrowed exclusively.
+        unsafe { Body::new(&raw mut self.body.0) }.beside()
+    }
+
+    /// Returns the job, the limits, and the flags of an operation with both.
+    pub(super) fn into_parts(self) -> (InlineJob, Option<Box<Limits>>, u16) {
+        let Self { limits, body, reports } = self;
+        let flags = if limits.is_some() { flag::LIMITED | flag::REPORTS } else { 0 };
+        let body = ManuallyDrop::new(body);
+        // SAFETY: `body` is neither used again nor dropped.
+        let job = unsafe { ptr::read(&raw const body.0) };
+        (job, limits, if reports { flags | flag::REPORTS } else { flags })
+    }
+}
+
+/// A job in place, for its user. The job is not borrowed as a whole, since another thread may end the operation while
+/// this one starts it.
+pub(super) struct Body(*mut InlineJob);
+
+impl Body {
+    /// # Safety
+    /// 1. `body` is initialised, and what the caller does with the job is permitted by the head of this module.
+    #[inline(always)]
+    pub(super) unsafe fn new(body: *mut InlineJob) -> Self {
+        Self(body)
+    }
+
+    #[inline(always)]
+    fn vtable(&self) -> &'static VTable {
+        // SAFETY: (1) of `new`: the field is initialised, and constant.
+        unsafe { (*self.0).vtable }
+    }
+
+    #[inline(always)]
+    fn storage(&self) -> *mut () {
+        // SAFETY: (1) of `new`: only the address of the field is computed.
+        unsafe { &raw mut (*self.0).storage }.cast()
+    }
+
+    pub(super) fn claim(&self) -> Claimed {
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        self.vtable().reporting.as_ref().map_or(Claimed::Run, |table| unsafe { (table.claim)(self.storage()) })
+    }
+
+    pub(super) fn beside(&self) -> Option<NonNull<Beside>> {
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        unsafe { (self.vtable().reporting.as_ref()?.beside)(self.storage()) }
+    }
+
+    #[inline(always)]
+    pub(super) fn start(&self, cx: &Call<'_>) -> Result<(), Cause> {
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        unsafe { (self.vtable().start)(self.storage(), cx) }
+    }
+
+    pub(super) fn started(&self) -> Cleanup {
+        let Some(table) = &self.vtable().reporting else { return Cleanup::default() };
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        unsafe { (table.started)(self.storage()) }
+    }
+
+    pub(super) fn discard(&self) {
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        unsafe { (self.vtable().discard)(self.storage()) }
+    }
+
+    /// Sets the result. `may_run` says whether the function may still be running.
+    fn report(&self, result: Result<(), &OpError>, may_run: bool) -> Cleanup {
+        match &self.vtable().reporting {
+            Some(table) if !may_run || table.ends_early => {
+                // SAFETY: the storage holds the type that `vtable` was made for.
+                unsafe { (table.report)(self.storage(), result) }
+            }
+            _ => Cleanup::default(),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn drop_job(&self) {
+        if let Some(drop) = self.vtable().drop {
+            // SAFETY: the storage holds the type that `vtable` was made for, and the body is dropped once.
+            unsafe { drop(self.storage()) }
+        }
+    }
+}
+
+/// Program code that must run after an operation has completed: wakers to wake and values to drop. It may wait, push,
+/// panic or take a long time, so it runs after newly ready operations have been dispatched.
+#[derive(Default)]
+#[must_use = "its wakers must be woken"]
+pub(crate) struct Cleanup {
+    wakers: Option<Wakers>,
+    /// Values to drop, such as a result that no handle can return, or a cleared failure.
+    unwanted: Option<Box<dyn Any + Send>>,
+}
+
+impl Cleanup {
+    /// Creates the `Cleanup` of a `oneshot` that has been set, with the `wakers` found in it.
+    pub(super) fn new<R: Send + 'static, T>(wakers: Option<Wakers>, oneshot: Arc<Oneshot<R, T>>) -> Self {
+        let unwanted = Arc::into_inner(oneshot).and_then(Oneshot::into_result);
+        // Dropping a result that needs no drop runs no program code.
+        let unwanted = unwanted.filter(|result| result.is_err() || needs_drop::<R>());
+        Self { wakers, unwanted: unwanted.map(|result| Box::new(result) as _) }
+    }
+
+    /// Adds a value to drop.
+    pub(super) fn and_drop(&mut self, unwanted: impl Send + 'static) {
+        self.unwanted = Some(match self.unwanted.take() {
+            None => Box::new(unwanted),
+            before => Box::new((unwanted, before)),
+        });
+    }
+
+    pub(crate) fn is_none(&self) -> bool {
+        self.wakers.is_none() && self.unwanted.is_none()
+    }
+
+    /// Wakes the wakers and drops the values.
+    pub(crate) fn run(self) {
+        if let Some(wakers) = self.wakers {
+            wakers.wake();
+        }
+        drop(self.unwanted);
+    }
+}

@@ -10,11 +10,11 @@ use crate::{
     engine::{
         core::Core,
         frame::Call,
-        job::{Cleanup, ErasedJob, FnJob, Sink, plain},
+        job::{FnJob, Sink, plain},
         kin::KinShare,
         no_wait::{self, NoWait},
         spec::{Entry, Refs, Spec},
-        task::{Task, flag},
+        task::{Cleanup, ErasedJob, Task, flag},
         variable::{ValueMemory, VarCell, VarRef},
     },
     error::{op::OpError, push::PushError},
