@@ -1897,16 +1897,16 @@ fn push_counted<A: ScopedAccesses, J: Job>(
 ) -> Result<(), PushError> {
     const { assert!(INLINE_ACCESSES == 4) }
     let at = |at| accesses.at(at).expect("there are as many accesses as `COUNT` says").0;
-    // Each condition is a constant, so only one of the pushes is compiled for a job.
+    // Each condition is a constant, so only one of the functions is compiled for a job.
     if const { matches!(A::COUNT, Some(0)) } {
-        core.push_plain(name, location, [], job)
+        core.push_free(name, location, job)
     } else if const { matches!(A::COUNT, Some(1)) } {
-        core.push_plain(name, location, [at(0)], job)
+        core.push_sole(name, location, at(0), job)
     } else if const { matches!(A::COUNT, Some(2)) } {
-        core.push_plain(name, location, [at(0), at(1)], job)
+        core.push_few(name, location, [at(0), at(1)], job)
     } else if const { matches!(A::COUNT, Some(3)) } {
-        core.push_plain(name, location, [at(0), at(1), at(2)], job)
+        core.push_few(name, location, [at(0), at(1), at(2)], job)
     } else {
-        core.push_plain(name, location, [at(0), at(1), at(2), at(3)], job)
+        core.push_few(name, location, [at(0), at(1), at(2), at(3)], job)
     }
 }

@@ -5,16 +5,19 @@
 //! 1. [`check_and_sort`](Core::check_and_sort): the push is refused unless every variable belongs to this engine and is
 //!    not deleted, or if the function would receive two references to a value, one of them mutable. The accesses are
 //!    sorted by variable, and accesses to the same variable are merged.
-//! 2. [`create`](Core::create): the operation is counted as pending and receives a record, if the engine
-//!    accepts it. The job, which contains the function, is moved into the record.
-//! 3. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation
+//! 2. [`begin`](Core::begin): the operation is counted as pending and receives a record, if the engine
+//!    accepts it.
+//! 3. [`Task::fill_erased`]: the job, which contains the function, is moved into the record.
+//! 4. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation
 //!    is ready, it is [dispatched](Core::dispatch).
 //!
-//! No step depends on the function's type, so all of them are compiled once. Operations with no property but a name and
-//! perhaps a handle go a shorter way ([`push_few`](Core::push_few)), compiled for each number of accesses up to four and,
-//! for one access or none, for each type of job. It leaves everything unusual to [`push`](Core::push).
+//! No step depends on the function's type, so all of them are compiled once. Operations with no property but a
+//! name and perhaps a handle go a shorter way, for which the number of accesses is known at compile time: with one access
+//! or none, a single function performs all steps ([`push_sole`](Core::push_sole), [`push_free`](Core::push_free)); with
+//! two to four accesses, all steps but the third are in a function for that number ([`push_few`](Core::push_few)). These
+//! functions leave everything unusual to [`push`](Core::push).
 
-use std::{array, mem::ManuallyDrop, panic::Location, ptr::NonNull, sync::Arc};
+use std::{array, iter, mem::ManuallyDrop, ops::Deref, panic::Location, ptr::NonNull, slice, sync::Arc};
 
 use crate::{
     engine::{
@@ -22,7 +25,7 @@ use crate::{
         frame, no_wait, ready_loop,
         recording::is_observing,
         spec::{Entry, Refs, Spec},
-        task::{ErasedJob, Job, Task, flag},
+        task::{ErasedJob, FillJob, Job, Task, flag},
         variable::VarCell,
         worker_thread,
     },
@@ -53,96 +56,143 @@ impl Core {
         }
     }
 
-    /// [`push`](Self::push) for an operation with up to [`INLINE_ACCESSES`] accesses, no properties except a name, and no
-    /// limits. Inlined, since the caller may know the number of accesses; the entries are dropped before the push, so
-    /// that they need not be in memory.
+    /// [`push`](Self::push) for an operation with up to [`INLINE_ACCESSES`] accesses, no properties except a name and no
+    /// limits. Takes the way for the number of accesses. Inlined, since the caller may know
+    /// this number; the entries are dropped before the push, so that they need not be in memory.
     #[inline(always)]
     pub(crate) fn push_plain<J: Job>(
         self: &Arc<Self>,
         name: &'static str,
         location: &'static Location<'static>,
-        entries: impl AsRef<[Entry]>,
+        entries: impl Deref<Target = [Entry]>,
         job: J,
     ) -> Result<(), PushError> {
-        debug_assert!(entries.as_ref().len() <= INLINE_ACCESSES);
-        // Operations with one access are the most frequent, so their push is compiled for each type of job.
-        match *entries.as_ref() {
+        debug_assert!(entries.len() <= INLINE_ACCESSES);
+        match *entries {
             [a] => {
                 drop(entries);
-                self.push_few(name, location, [a], Here(job))
+                self.push_sole(name, location, a, job)
             }
             [a, b] => {
                 drop(entries);
-                There::with(job, |job| self.push_few(name, location, [a, b], job))
+                self.push_few(name, location, [a, b], job)
             }
             [a, b, c] => {
                 drop(entries);
-                There::with(job, |job| self.push_few(name, location, [a, b, c], job))
+                self.push_few(name, location, [a, b, c], job)
             }
             [a, b, c, d] => {
                 drop(entries);
-                There::with(job, |job| self.push_few(name, location, [a, b, c, d], job))
+                self.push_few(name, location, [a, b, c, d], job)
             }
-            _ => self.push_few(name, location, [], Here(job)),
+            _ => self.push_free(name, location, job),
         }
     }
 
-    /// [`push_plain`](Self::push_plain) for `N` accesses.
+    /// [`push`](Self::push) for an operation with one access, no properties except a name, compiled as one function because such operations are the most frequent.
     #[inline(never)]
-    fn push_few<const N: usize>(
+    pub(crate) fn push_sole<J: Job>(
+        self: &Arc<Self>,
+        name: &'static str,
+        location: &'static Location<'static>,
+        mut entry: Entry,
+        job: J,
+    ) -> Result<(), PushError> {
+        // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
+        let queue = unsafe { entry.cell.as_ref() }.queue();
+        if !self.is_straight || queue.owner() != self.tag() || queue.is_closed() {
+            return self.push_slowly(name, location, slice::from_mut(&mut entry), ErasedJob::new(job));
+        }
+        queue.prefetch();
+        let Some(ticket) = self.enter_if_open() else {
+            return self.push_slowly(name, location, slice::from_mut(&mut entry), ErasedJob::new(job));
+        };
+        let init = init_task(ticket, name, location, job);
+        let access = iter::once((VarCell::queue_ptr(entry.cell), entry.mode));
+        // SAFETY: the creator of the entry keeps a handle to the variable until the push returns. `init` begins and
+        // fills the task. The iterator reports its exact length.
+        let op = unsafe { OpRef::new_with(init, DEFAULT_BAND, false, access) };
+        if self.only_records {
+            self.record_plain_push(&op, name, location, &[entry]);
+        }
+        op.mark(self.mark());
+        let pushed = tracker::push_sole(op);
+        if let Some(op) = pushed.ready {
+            self.schedule_pushed(op, J::REPORTS);
+        }
+        if pushed.rejected { Err(Rejected.into_error(&Name::from(name), location, &[entry])) } else { Ok(()) }
+    }
+
+    /// [`push`](Self::push) for an operation with `N` accesses, from two to [`INLINE_ACCESSES`], no properties except a
+    /// name, and a job that is [straight](is_straight).
+    #[inline]
+    pub(crate) fn push_few<const N: usize, J: Job>(
         self: &Arc<Self>,
         name: &'static str,
         location: &'static Location<'static>,
         mut entries: [Entry; N],
-        job: impl Unpushed,
+        job: J,
     ) -> Result<(), PushError> {
-        let Some((places, ticket)) = self.enter_plainly(&entries) else {
-            return self.push(&Spec::new(Name::from(name)), location, &mut entries, job.erase());
-        };
-        let access = |at: usize| (places[at], VarCell::queue_ptr(entries[at].cell), entries[at].mode);
-        // SAFETY: the creator of the entries keeps handles to their variables until the push returns. The task is
-        // filled below. Since the variables are distinct, so are the places, which are below `N`.
-        let (op, task) = unsafe { OpRef::new_few::<N>(DEFAULT_BAND, access) };
-        let flags = if name.is_empty() { 0 } else { flag::NAMED };
-        // SAFETY: `task` points to uninitialised memory for a task in the record, and is filled below.
-        unsafe { Task::begin(task, ticket, 0, flags) };
-        // SAFETY: the task was begun, and no other thread knows it yet.
-        unsafe { Task::describe(task, Name::from(name), location) };
-        // SAFETY: (1): the task was begun, and no other thread knows it yet.
-        let reports = unsafe { job.fill(task) };
-        if self.only_records {
-            self.record_plain_push(&op, name, location, &entries);
+        let mut job = ManuallyDrop::new(job);
+        let erased = (Task::fill_job::<J> as FillJob, (&raw mut job).cast());
+        // SAFETY: (1): the pointer is to the job, which is not used again unless the push is refused.
+        match unsafe { self.push_erased(name, location, &entries, erased) } {
+            FewPushed::Accepted => Ok(()),
+            FewPushed::Rejected => Err(Rejected.into_error(&Name::from(name), location, &entries)),
+            FewPushed::Refused => {
+                self.push_slowly(name, location, &mut entries, ErasedJob::new(ManuallyDrop::into_inner(job)))
+            }
         }
-        op.mark(self.mark());
-        let (ready, rejected) = if N == 0 {
-            // The operation enters no queue, so it is ready.
-            (Some(op), false)
-        } else {
-            let pushed = if N == 1 { tracker::push_sole(op) } else { tracker::push(op) };
-            (pushed.ready, pushed.rejected)
-        };
-        match ready {
-            Some(op) if reports => self.publish_and_schedule(op),
-            Some(op) => worker_thread::schedule(self, op),
-            None => {}
-        }
-        if rejected { Err(Rejected.into_error(&Name::from(name), location, &entries)) } else { Ok(()) }
     }
 
-    /// Checks the variables of a plain operation and counts it as pending. Returns the place of each access among the
-    /// accesses, and the operation's ticket. Returns `None` if [`push`](Self::push) must decide: the engine is not open
-    /// or not plain, or a variable is deleted, belongs elsewhere, or is declared twice.
-    #[inline(always)]
-    fn enter_plainly<const N: usize>(self: &Arc<Self>, entries: &[Entry; N]) -> Option<([u32; N], Ticket)> {
+    /// [`push`](Self::push) for an operation with no accesses, no properties except a name. The operation enters no queue, so it is ready.
+    #[inline(never)]
+    pub(crate) fn push_free<J: Job>(
+        self: &Arc<Self>,
+        name: &'static str,
+        location: &'static Location<'static>,
+        job: J,
+    ) -> Result<(), PushError> {
         if !self.is_straight {
-            return None;
+            return self.push_slowly(name, location, &mut [], ErasedJob::new(job));
+        }
+        let Some(ticket) = self.enter_if_open() else {
+            return self.push_slowly(name, location, &mut [], ErasedJob::new(job));
+        };
+        let init = init_task(ticket, name, location, job);
+        // SAFETY: there are no variables. `init` begins and fills the task. The iterator reports its exact length.
+        let op = unsafe { OpRef::new_with(init, DEFAULT_BAND, false, iter::empty()) };
+        if self.only_records {
+            self.record_plain_push(&op, name, location, &[]);
+        }
+        op.mark(self.mark());
+        self.schedule_pushed(op, J::REPORTS);
+        Ok(())
+    }
+
+    /// [`push_few`](Self::push_few), for a job of any type. The job is a function that moves it into a task, and its
+    /// address.
+    ///
+    /// # Safety
+    /// 1. The function is [`Task::fill_job`] for the type of the job at the address. Unless this returns
+    ///    [`FewPushed::Refused`], the job has been moved, and the caller does not use it again.
+    #[inline(never)]
+    unsafe fn push_erased<const N: usize>(
+        self: &Arc<Self>,
+        name: &'static str,
+        location: &'static Location<'static>,
+        entries: &[Entry; N],
+        (fill_job, job): (FillJob, *mut ()),
+    ) -> FewPushed {
+        if !self.is_straight {
+            return FewPushed::Refused;
         }
         let mut ids = [0; N];
         for (id, entry) in ids.iter_mut().zip(entries) {
             // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
             let queue = unsafe { entry.cell.as_ref() }.queue();
             if queue.owner() != self.tag() || queue.is_closed() {
-                return None;
+                return FewPushed::Refused;
             }
             queue.prefetch();
             *id = queue.id();
@@ -155,7 +205,7 @@ impl Core {
             for later in 1..N {
                 for earlier in 0..later {
                     if ids[earlier] == ids[later] {
-                        return None;
+                        return FewPushed::Refused;
                     }
                     let is_smaller = u32::from(ids[earlier] < ids[later]);
                     places[later] += is_smaller;
@@ -163,6 +213,51 @@ impl Core {
                 }
             }
         }
+        let Some(ticket) = self.enter_if_open() else { return FewPushed::Refused };
+        let access = |at: usize| (places[at], VarCell::queue_ptr(entries[at].cell), entries[at].mode);
+        // SAFETY: the creator of the entries keeps handles to their variables until the push returns. The task is
+        // filled below. Since the ids are distinct, so are the places, which are below `N`.
+        let (op, task) = unsafe { OpRef::new_few::<N>(DEFAULT_BAND, access) };
+        let flags = if name.is_empty() { 0 } else { flag::NAMED };
+        // SAFETY: `task` points to uninitialised memory for a task in the record, and is filled below.
+        unsafe { Task::begin(task, ticket, 0, flags) };
+        // SAFETY: the task was begun, and no other thread knows it yet.
+        unsafe { Task::describe(task, Name::from(name), location) };
+        // SAFETY: the task was begun, and no other thread knows it yet. By (1) there is such a job at the address.
+        unsafe { fill_job(task, job) };
+        if self.only_records {
+            self.record_plain_push(&op, name, location, entries);
+        }
+        op.mark(self.mark());
+        let pushed = tracker::push(op);
+        if let Some(op) = pushed.ready {
+            let claims = op.task().has(flag::REPORTS);
+            self.schedule_pushed(op, claims);
+        }
+        if pushed.rejected { FewPushed::Rejected } else { FewPushed::Accepted }
+    }
+
+    /// Schedules on its lane an operation that was ready when a short way pushed it. `claims` is whether the operation
+    /// has a handle.
+    #[inline(always)]
+    fn schedule_pushed(self: &Arc<Self>, op: OpRef<Task>, claims: bool) {
+        if claims {
+            self.publish_and_schedule(op);
+        } else {
+            worker_thread::schedule(self, op);
+        }
+    }
+
+    /// Schedules a ready operation with a handle on its lane, where a waiter may take it.
+    #[inline(never)]
+    fn publish_and_schedule(self: &Arc<Self>, op: OpRef<Task>) {
+        Self::publish(&op);
+        worker_thread::schedule(self, op);
+    }
+
+    /// Counts an operation as pending if the engine is open. In any other phase, [`push`](Self::push) must decide.
+    #[inline(always)]
+    fn enter_if_open(self: &Arc<Self>) -> Option<Ticket> {
         let ticket = self.pending.enter();
         // Relaxed: as in `begin`.
         let phase = self.phase.load(Relaxed);
@@ -173,14 +268,20 @@ impl Core {
             }
             return None;
         }
-        Some((places, ticket))
+        Some(ticket)
     }
 
-    /// Schedules a ready operation with a handle on its lane, where a waiter may take it.
+    /// [`push`](Self::push) for an operation that a short way cannot push after all.
+    #[cold]
     #[inline(never)]
-    fn publish_and_schedule(self: &Arc<Self>, op: OpRef<Task>) {
-        Self::publish(&op);
-        worker_thread::schedule(self, op);
+    fn push_slowly(
+        self: &Arc<Self>,
+        name: &'static str,
+        location: &'static Location<'static>,
+        entries: &mut [Entry],
+        job: ErasedJob,
+    ) -> Result<(), PushError> {
+        self.push(&Spec::new(Name::from(name)), location, entries, job)
     }
 
     /// Pushes an operation whose entries have passed [`check_and_sort`](Self::check_and_sort).
@@ -399,70 +500,32 @@ impl Core {
     }
 }
 
-/// The job of a plain push.
-trait Unpushed {
-    /// Moves the job into a task. Returns whether the job [reports](Job::REPORTS).
-    ///
-    /// # Safety
-    /// 1. `task` has been [begun](Task::begin), is valid for writes, and is not yet known to another thread.
-    unsafe fn fill(self, task: *mut Task) -> bool;
-    fn erase(self) -> ErasedJob;
-}
-
-/// A job whose push is compiled for its type.
-struct Here<J>(J);
-
-impl<J: Job> Unpushed for Here<J> {
-    #[inline(always)]
-    unsafe fn fill(self, task: *mut Task) -> bool {
-        // SAFETY: (1).
-        unsafe { Task::fill(task, self.0) };
-        J::REPORTS
-    }
-
-    #[cold]
-    fn erase(self) -> ErasedJob {
-        ErasedJob::new(self.0)
+/// Returns a function that initialises the task in the record of an operation with no property except a name.
+#[inline(always)]
+fn init_task(
+    ticket: Ticket,
+    name: &'static str,
+    location: &'static Location<'static>,
+    job: impl Job,
+) -> impl FnOnce(*mut Task) {
+    move |task| {
+        let flags = if name.is_empty() { 0 } else { flag::NAMED };
+        // SAFETY: the record's creation passes a pointer to uninitialised memory for a task, which is filled below.
+        unsafe { Task::begin(task, ticket, 0, flags) };
+        // SAFETY: the task was begun, and no other thread knows it yet.
+        unsafe { Task::describe(task, Name::from(name), location) };
+        // SAFETY: the task was begun, and no other thread knows it yet.
+        unsafe { Task::fill(task, job) };
     }
 }
 
-/// A job of any type in the caller's memory.
-struct There {
-    job: *mut (),
-    fill: unsafe fn(*mut (), *mut Task),
-    erase: unsafe fn(*mut ()) -> ErasedJob,
-}
-
-impl There {
-    /// Calls `push` with `job`.
-    #[inline(always)]
-    fn with<J: Job, R>(job: J, push: impl FnOnce(Self) -> R) -> R {
-        let mut job = ManuallyDrop::new(job);
-        push(Self {
-            job: (&raw mut job).cast(),
-            // SAFETY: `job` is a `J`, and `fill` and `erase` use it once. The caller's contract for the task is that of
-            // `Task::fill`.
-            fill: |job, task| unsafe { Task::fill(task, job.cast::<J>().read()) },
-            // SAFETY: `job` is a `J`, and `fill` and `erase` use it once.
-            erase: |job| ErasedJob::new(unsafe { job.cast::<J>().read() }),
-        })
-    }
-}
-
-impl Unpushed for There {
-    #[inline(always)]
-    unsafe fn fill(self, task: *mut Task) -> bool {
-        // SAFETY: (1), and `self` is used up, so the job is moved once.
-        unsafe { (self.fill)(self.job, task) };
-        // SAFETY: (1): no other thread knows the task, which has just been filled.
-        unsafe { (*task).flags & flag::REPORTS != 0 }
-    }
-
-    #[cold]
-    fn erase(self) -> ErasedJob {
-        // SAFETY: `self` is used up, so the job is moved once.
-        unsafe { (self.erase)(self.job) }
-    }
+/// The result of [`push_erased`](Core::push_erased).
+enum FewPushed {
+    Accepted,
+    /// The operation was pushed, but a variable was deleted during the push.
+    Rejected,
+    /// Nothing was done: [`push`](Core::push) must decide.
+    Refused,
 }
 
 /// The error of a push during which a variable was deleted. It has its own type because no other error can occur at

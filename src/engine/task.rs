@@ -3,7 +3,7 @@
 //! # States
 //!
 //! 1. *Begun* ([`Task::begin`]): the ticket, the lane and the flags are set.
-//! 2. *Filled* ([`Task::describe`] with [`Task::fill`] or [`Task::fill_erased`]): the name, the
+//! 2. *Filled* ([`Task::describe`] with [`Task::fill`], [`Task::fill_job`] or [`Task::fill_erased`]): the name, the
 //!    location, the job and the limits are set. The operation may be enqueued. If the engine records, the operation
 //!    receives a number first ([`Task::set_recorded`]).
 //! 3. *Started* ([`Op::start`]), at most once: the function has run or is running. If the function does not run, it is
@@ -98,6 +98,9 @@ pub(crate) mod flag {
 const NO_LANE_LEFT: u8 = u8::MAX;
 const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 
+/// [`Task::fill_job`] for the jobs of some type.
+pub(super) type FillJob = unsafe fn(*mut Task, *mut ());
+
 /// The engine's part of an operation's record. If the operation has only one access, the task starts a cache line that
 /// also has room for a small function. Fields needed by only some operations are not initialised in the others.
 #[repr(C)]
@@ -181,6 +184,18 @@ impl Task {
         }
         // SAFETY: (1).
         unsafe { Self::add_flags(task, flags) };
+    }
+
+    /// Moves the job at `job` into a task.
+    ///
+    /// # Safety
+    /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
+    /// 2. `job` points to a `W`, which is not used afterwards.
+    pub(super) unsafe fn fill_job<W: Job>(task: *mut Self, job: *mut ()) {
+        // SAFETY: (2).
+        let work = unsafe { job.cast::<W>().read() };
+        // SAFETY: (1).
+        unsafe { Self::fill(task, work) };
     }
 
     /// Moves a job without limits into a task, and sets the flags of the job.

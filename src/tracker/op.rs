@@ -562,7 +562,7 @@ impl<T> OpRef<T> {
         }
     }
 
-    /// Creates the record of an operation with `N` accesses, up to [`INLINE_ACCESSES`], that closed variables do
+    /// Creates the record of an operation with `N` accesses, from two to [`INLINE_ACCESSES`], that closed variables do
     /// not accept; see [`new_with`](Self::new_with). `access` returns each access in any order, along with its place
     /// among the accesses, which must be sorted by id and without duplicates. Also returns the address of the task.
     ///
@@ -575,8 +575,7 @@ impl<T> OpRef<T> {
         band: u8,
         access: impl Fn(usize) -> (u32, NonNull<VarQueue<T>>, Mode),
     ) -> (Self, *mut T) {
-        const { assert!(N <= INLINE_ACCESSES) }
-        let arity = if N == 1 { Arity::One } else { Arity::Several };
+        const { assert!(N >= 2 && N <= INLINE_ACCESSES) }
         let (record, later): (NonNull<Op<T>>, _) = pool::allocate();
         let op = record.as_ptr();
         for (index, queue, mode) in (0..N).map(access) {
@@ -584,7 +583,7 @@ impl<T> OpRef<T> {
             // SAFETY: by (3) the record has room for an access there.
             let slot = unsafe { Op::first_place(op).add(index as usize) };
             // SAFETY: the slot is allocated, aligned and unused.
-            unsafe { slot.write(Access::new(op, queue, index, mode, arity)) };
+            unsafe { slot.write(Access::new(op, queue, index, mode, Arity::Several)) };
         }
         // SAFETY: the record is allocated, aligned and unused, and by (3) its accesses were written above; (2).
         unsafe { Self::finish_record(record, later, N as u32, N as u8, band, false) }
