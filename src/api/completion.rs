@@ -10,8 +10,7 @@ use crate::{
     engine::{
         core::Core,
         frame::{self, Call, Declared},
-        right::Right,
-        task::{FnJob, Job, Task},
+        task::Task,
     },
     error::{BoxError, deadlock::Pushed, op::Cause},
     sync::{
@@ -20,7 +19,7 @@ use crate::{
         lock,
     },
     system::panics,
-    tracker::VarQueue,
+    tracker::{OpRef, VarQueue},
 };
 
 /// A handle that completes an asynchronous operation from any thread. If the operation's function has references to
@@ -53,29 +52,29 @@ use crate::{
 #[must_use = "a completion dropped unused fails its operation"]
 pub struct Completion {
     /// The right to end the operation, and the operation's engine, until the completion is used.
-    of: Option<(Right<Task>, Arc<Core>)>,
+    of: Option<(OpRef<Task>, Arc<Core>)>,
     /// Set if the operation's function has references to values, which must not outlive the operation.
     gate: Option<Arc<Gate>>,
 }
 
 impl fmt::Debug for Completion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.of.as_ref().map(|(right, _)| right.op().task().name());
+        let name = self.of.as_ref().map(|(right, _)| right.task().name());
         f.debug_struct("Completion").field("name", &name).finish_non_exhaustive()
     }
 }
 
 impl Completion {
     /// Creates the completion for an operation whose function is about to be called.
-    pub(crate) fn new(right: Right<Task>, core: Arc<Core>) -> Self {
+    pub(crate) fn new(right: OpRef<Task>, core: Arc<Core>) -> Self {
         Self { of: Some((right, core)), gate: None }
     }
 
     /// Returns the operation's name and push location, and how it declares the variable whose queue is `queue`.
     pub(super) fn declared(&self, queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, Declared) {
         let Some((right, _)) = &self.of else { return (None, Declared::No) };
-        let task = right.op().task();
-        (Some((task.name().clone(), task.location())), frame::declared_by(right.op(), queue))
+        let task = right.task();
+        (Some((task.name().clone(), task.location())), frame::declared_by(right, queue))
     }
 
     /// Ends the operation successfully, unless its function fails; see
@@ -139,7 +138,7 @@ impl Drop for Completion {
 
 /// Ends an operation whose completion was used: now or, if its function still has references to values, when the
 /// function returns.
-fn resolve(gate: Option<Arc<Gate>>, right: Right<Task>, core: Arc<Core>, result: Result<(), Cause>) {
+fn resolve(gate: Option<Arc<Gate>>, right: OpRef<Task>, core: Arc<Core>, result: Result<(), Cause>) {
     if core.is_forked() {
         // Another thread of the parent process may have held the gate's lock at the fork.
         return std::mem::forget((gate, right, core, result));
@@ -156,7 +155,7 @@ fn resolve(gate: Option<Arc<Gate>>, right: Right<Task>, core: Arc<Core>, result:
 
 /// A used completion: the right to end the operation, and the result.
 struct Used {
-    right: Right<Task>,
+    right: OpRef<Task>,
     core: Arc<Core>,
     result: Result<(), Cause>,
 }
@@ -237,7 +236,7 @@ pub(crate) unsafe fn call_async<A: Accesses>(
                 // The operation fails with its function's failure. A failure reported through the completion is
                 // recorded too.
                 if let Some(cause) = result.err().filter(|cause| !matches!(cause, Cause::LostCompletion)) {
-                    core.record_failure(&right.op().task().failed_by(cause));
+                    core.record_failure(&right.task().failed_by(cause));
                 }
                 call.return_right(right);
             }
@@ -246,16 +245,16 @@ pub(crate) unsafe fn call_async<A: Accesses>(
     }
 }
 
-/// Returns the job for an asynchronous operation that is pushed once.
+/// Returns the function of an asynchronous operation that is pushed once.
 ///
 /// # Safety
-/// 1. `captured` came from `A::capture`. The operation that runs the returned job declares the accesses of that `A`,
+/// 1. `captured` came from `A::capture`. The operation that runs the returned function declares the accesses of that `A`,
 ///    and runs once.
 /// 2. No variable is named twice where one of the references is exclusive.
 pub(crate) unsafe fn async_body<A: Accesses>(
     captured: A::Captured,
     f: impl for<'a> FnOnce(Refs<'a, A>, Completion) -> Result<(), Cause> + Send + 'static,
-) -> impl Job {
+) -> impl FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static {
     // SAFETY: (1) and (2).
-    FnJob::new(move |call: &Call<'_>| unsafe { call_async::<A>(call, &captured, f) })
+    move |call: &Call<'_>| unsafe { call_async::<A>(call, &captured, f) }
 }

@@ -1,6 +1,7 @@
 //! The builder that describes and pushes an operation.
 
 use std::{
+    any::Any,
     future::Future,
     mem::{self, ManuallyDrop},
     panic::Location,
@@ -32,16 +33,15 @@ use crate::{
         core::Core,
         family::{Family, Plan},
         frame::Call,
-        future_task::{self, FutureJob},
+        future_task,
         group::Group,
         held::Share,
-        limited_job::LimitedJob,
-        push,
-        result_job::{self, ResultJob},
+        job::{self, HandleJob, Out, plain},
+        limits::Limits,
         room::WhenRoom,
         scope::Scoped,
         spec::{self, Entries, Entry, Route, Spec},
-        task::{ErasedJob, FnJob, Job, flag},
+        task::{ErasedJob, Job, flag},
     },
     error::{BoxError, device::DeviceError, op::Cause, push::PushError},
     gpu,
@@ -193,7 +193,7 @@ pub struct OpBuilder<'e> {
     has_more: bool,
     /// The source location reported for the push. Used only with `has_more`.
     location: Option<&'static Location<'static>>,
-    /// The operation's group. Like the next three fields, used only with `flag::CLAIMS`.
+    /// The operation's group. Like the next three fields, used only with `flag::LIMITED`.
     group: Option<&'e Arc<Group>>,
     deadline: Option<Instant>,
     /// The family of a child.
@@ -252,7 +252,7 @@ impl<'e> OpBuilder<'e> {
     pub(super) fn child(core: &'e Arc<Core>, name: Name, family: Option<&'e Family>) -> Self {
         let mut builder = Self::new(core, name);
         builder.is_plain = false;
-        builder.owned.spec.flags |= flag::CLAIMS;
+        builder.owned.spec.flags |= flag::LIMITED;
         match family {
             Some(family) => {
                 builder.family = Some(family);
@@ -273,7 +273,7 @@ impl<'e> OpBuilder<'e> {
     pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &'e Arc<Group>) -> Self {
         let mut builder = Self::new(core, name);
         builder.is_plain = false;
-        builder.owned.spec.flags |= flag::CLAIMS;
+        builder.owned.spec.flags |= flag::LIMITED;
         builder.group = Some(group);
         builder
     }
@@ -410,7 +410,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     pub fn deadline(mut self, deadline: Instant) -> Self {
         self.is_plain = false;
-        self.owned.spec.flags |= flag::CLAIMS;
+        self.owned.spec.flags |= flag::LIMITED;
         self.deadline = Some(deadline);
         self
     }
@@ -502,7 +502,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     pub fn with_children(mut self) -> Self {
         self.is_plain = false;
-        self.owned.spec.flags |= flag::CLAIMS | flag::PARENT;
+        self.owned.spec.flags |= flag::LIMITED | flag::PARENT;
         self
     }
 
@@ -694,7 +694,7 @@ impl<'e> OpBuilder<'e> {
             f(unsafe { A::refs(&captured, &cx) });
             Ok(())
         };
-        self.enqueue_worker_job(location, &accesses, FnJob::new(f))
+        self.enqueue_worker_job(location, &accesses, plain(f))
     }
 
     /// Pushes an operation whose function may fail. An `Err` fails every variable that the operation mutates, and later
@@ -730,7 +730,7 @@ impl<'e> OpBuilder<'e> {
             // during this call. (2): the push refuses aliases, and the operation runs once.
             f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
         };
-        self.enqueue_worker_job(location, &accesses, FnJob::new(f))
+        self.enqueue_worker_job(location, &accesses, plain(f))
     }
 
     /// Pushes an operation whose function returns a value, and returns a handle to the result.
@@ -899,7 +899,7 @@ impl<'e> OpBuilder<'e> {
             })
         };
         self.check_device()?;
-        self.enqueue(location, &accesses, flag::DEVICE | flags, FnJob::new(f))
+        self.enqueue(location, &accesses, flag::DEVICE | flags, plain(f))
     }
 
     /// Pushes a device operation whose function returns a value, and returns a handle to the result. The result is
@@ -1071,7 +1071,7 @@ impl<'e> OpBuilder<'e> {
         // SAFETY: (1): the captured values are those of `accesses`, which the operation declares, and it runs once.
         // (2): its push refuses aliases.
         let work = unsafe { completion::async_body::<A>(accesses.capture(), f) };
-        self.enqueue(location, &accesses, flag::ASYNC, work)
+        self.enqueue(location, &accesses, flag::ASYNC, plain(work))
     }
 
     /// Pushes an asynchronous operation whose function may fail. An `Err` fails every variable that the operation
@@ -1110,7 +1110,7 @@ impl<'e> OpBuilder<'e> {
         // SAFETY: (1): the captured values are those of `accesses`, which the operation declares, and it runs once.
         // (2): its push refuses aliases.
         let work = unsafe { completion::async_body::<A>(accesses.capture(), f) };
-        self.enqueue(location, &accesses, flag::ASYNC, work)
+        self.enqueue(location, &accesses, flag::ASYNC, plain(work))
     }
 
     // ---------------------------------------------------------------------------------------------------- futures ----
@@ -1527,10 +1527,10 @@ impl<'e> OpBuilder<'e> {
         R: Send + 'static,
     {
         let location = self.site(location);
-        let oneshot = result_job::shared(&self.owned.spec, location, f);
+        let shared = job::shared(&self.owned.spec, location, job::returning(f));
         let core = self.core;
-        self.enqueue(location, accesses, flags, ResultJob::new(Arc::clone(&oneshot)))?;
-        Ok(OpHandle::new(oneshot, core))
+        self.enqueue(location, accesses, flags, HandleJob::new(Arc::clone(&shared)))?;
+        Ok(OpHandle::new(shared, core))
     }
 
     /// Pushes an operation in a scope.
@@ -1549,7 +1549,7 @@ impl<'e> OpBuilder<'e> {
             return self.submit_scoped(location, accesses, scoped, f).map(drop);
         }
         self.finish_scoped(location, accesses, scoped)?;
-        self.enqueue_in_group(location, LimitedJob::boxed(FnJob::new(f)), Some(scoped))
+        self.enqueue_in_group(location, ErasedJob::new(plain(f)), None, Some(scoped))
     }
 
     /// Pushes an operation in a scope and returns its handle.
@@ -1565,12 +1565,13 @@ impl<'e> OpBuilder<'e> {
     {
         let location = self.site(location);
         self.finish_scoped(location, accesses, scoped)?;
-        let oneshot = result_job::shared(&self.owned.spec, location, f);
+        let shared = job::shared(&self.owned.spec, location, job::returning(f));
         let core = self.core;
-        self.enqueue_in_group(location, LimitedJob::boxed(ResultJob::new(Arc::clone(&oneshot))), Some(scoped))?;
-        let oneshot: Arc<Handled<()>> = oneshot;
-        scoped.add_member(&oneshot);
-        Ok(OpHandle::new(oneshot, core))
+        let job = ErasedJob::new(HandleJob::new(Arc::clone(&shared)));
+        self.enqueue_in_group(location, job, None, Some(scoped))?;
+        let shared: Arc<Handled<()>> = shared;
+        scoped.add_member(&shared);
+        Ok(OpHandle::new(shared, core))
     }
 
     /// Calls [`finish`](Self::finish) for an operation in a scope. Returns an error if an operation around the scope
@@ -1610,7 +1611,7 @@ impl<'e> OpBuilder<'e> {
             let guards = |share: &Share| unsafe { A::guards(&captured, share) };
             future_task::start(call, priority, None, |share| f(guards(share)))
         };
-        self.enqueue_finished(location, FnJob::new(start))
+        self.enqueue_finished(location, plain(start))
     }
 
     fn enqueue_returning_future<A, F, Fut, R>(
@@ -1628,16 +1629,16 @@ impl<'e> OpBuilder<'e> {
         let location = self.site(location);
         self.finish_future(accesses)?;
         let (captured, priority) = (accesses.capture(), self.owned.spec.priority);
-        let start = move |call: &Call<'_>, handle: Arc<Handled<R>>| {
+        let start = move |call: &Call<'_>, out: Out<R>| {
             // SAFETY: (1): `captured` came from `accesses`, which the operation declares, and it holds their variables
             // while it has shares. (2): the push refuses aliases, and the operation runs once.
             let guards = |share: &Share| unsafe { A::guards(&captured, share) };
-            future_task::start(call, priority, Some(handle), |share| f(guards(share)))
+            future_task::start(call, priority, Some(out), |share| f(guards(share)))
         };
-        let oneshot = result_job::shared(&self.owned.spec, location, start);
+        let shared = job::shared(&self.owned.spec, location, start);
         let core = self.core;
-        self.enqueue_finished(location, FutureJob::new(Arc::clone(&oneshot)))?;
-        Ok(OpHandle::new(oneshot, core))
+        self.enqueue_finished(location, HandleJob::new(Arc::clone(&shared)))?;
+        Ok(OpHandle::new(shared, core))
     }
 
     /// Calls [`finish`](Self::finish) for an operation that is a future. Returns an error if it is a device operation.
@@ -1657,12 +1658,12 @@ impl<'e> OpBuilder<'e> {
         accesses: &A,
         job: J,
     ) -> Result<(), PushError> {
-        if const { push::is_straight::<J>() && is_counted::<A>() } && self.is_plain && self.owned.entries.is_empty() {
+        if const { is_counted::<A>() } && self.is_plain && self.owned.entries.is_empty() {
             let (core, name) = self.into_plain();
             return push_counted(core, name, location, accesses, job);
         }
         accesses.declare(&mut List(&mut self.owned.entries));
-        if const { push::is_straight::<J>() } && self.is_straight() {
+        if self.is_straight() {
             let (core, name, entries) = self.into_straight();
             return core.push_plain(name, location, entries, job);
         }
@@ -1760,73 +1761,67 @@ impl<'e> OpBuilder<'e> {
     }
 
     fn enqueue_finished(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
-        if self.owned.spec.flags & flag::CLAIMS == 0 {
+        if self.owned.spec.flags & flag::LIMITED == 0 {
             self.core.push(&self.owned.spec, location, &mut self.owned.entries, ErasedJob::new(work))
         } else {
-            self.enqueue_limited(location, LimitedJob::boxed(work))
+            self.enqueue_limited(location, ErasedJob::new(work))
         }
     }
 
-    // The next three functions are compiled once, not for each function that a program pushes.
+    // The next two functions are compiled once, not for each function that a program pushes.
 
     #[cold]
-    fn enqueue_limited(
-        &mut self,
-        location: &'static Location<'static>,
-        mut work: Box<LimitedJob>,
-    ) -> Result<(), PushError> {
-        if self.owned.spec.flags & flag::PARENT == 0 {
-            return self.enqueue_in_family(location, work);
-        }
-        if self.owned.spec.flags & (flag::DEVICE | flag::ON_DEVICE) != 0 {
+    fn enqueue_limited(&mut self, location: &'static Location<'static>, job: ErasedJob) -> Result<(), PushError> {
+        let flags = self.owned.spec.flags;
+        let refused = if flags & flag::PARENT != 0 && flags & (flag::DEVICE | flag::ON_DEVICE) != 0 {
+            Some(PushError::UnfitForFamily)
+        } else if self.is_orphan {
+            Some(PushError::NotAParent)
+        } else {
+            None
+        };
+        if let Some(error) = refused {
             // Dropped here, for the reason given in `Core::push`.
-            drop(work);
-            return Err(PushError::UnfitForFamily);
+            drop(job);
+            return Err(error);
         }
         let group = self.family.map(Family::group).or(self.group);
-        let plan = Plan::new(&self.owned.entries, self.owned.spec.priority, self.deadline, group, self.family);
-        work.set_plan(plan);
-        self.enqueue_in_family(location, work)
-    }
-
-    fn enqueue_in_family(
-        &mut self,
-        location: &'static Location<'static>,
-        work: Box<LimitedJob>,
-    ) -> Result<(), PushError> {
+        let plan = || Plan::new(&self.owned.entries, self.owned.spec.priority, self.deadline, group, self.family);
+        let plan = (flags & flag::PARENT != 0).then(plan);
         match self.family {
-            Some(family) => family.push(&self.owned.spec, location, &mut self.owned.entries, self.deadline, work),
-            None if self.is_orphan => {
-                // Dropped here, for the reason given in `Core::push`.
-                drop(work);
-                Err(PushError::NotAParent)
+            Some(family) => {
+                let limits = Limits::new(self.deadline, plan);
+                family.push(&self.owned.spec, location, &mut self.owned.entries, job, limits)
             }
-            None => self.enqueue_in_group(location, work, None),
+            None => self.enqueue_in_group(location, job, plan, None),
         }
     }
 
     fn enqueue_in_group(
         &mut self,
         location: &'static Location<'static>,
-        mut work: Box<LimitedJob>,
+        mut job: ErasedJob,
+        plan: Option<Box<dyn Any + Send>>,
         scoped: Option<&Arc<Scoped>>,
     ) -> Result<(), PushError> {
         if let Some(group) = self.group.filter(|_| !self.owned.spec.is_admitted) {
             if let Err(error) = self.core.admit(group) {
-                drop(work);
+                drop(job);
                 return Err(error);
             }
             self.owned.spec.is_admitted = true;
         }
-        match scoped {
-            Some(scoped) => {
-                let kin = Arc::<Scoped>::clone(scoped);
+        let mut limits = Limits::new(self.deadline, plan);
+        match (scoped, self.group) {
+            (Some(scoped), _) => {
                 let mutates = self.owned.entries.iter().any(|entry| entry.mode.is_write());
-                work.limit_with_kin(scoped.group(), kin, self.deadline, mutates);
+                limits.join_kin(scoped.group(), Arc::<Scoped>::clone(scoped), mutates);
             }
-            None => work.limit(self.group, self.deadline),
+            (None, Some(group)) => limits.join(group),
+            (None, None) => {}
         }
-        let pushed = self.core.push(&self.owned.spec, location, &mut self.owned.entries, ErasedJob::new(work));
+        job.limit(limits);
+        let pushed = self.core.push(&self.owned.spec, location, &mut self.owned.entries, job);
         self.core.end_push();
         pushed
     }
@@ -1876,13 +1871,13 @@ fn with_handle<F, R>(
     name: &'static str,
     location: &'static Location<'static>,
     f: F,
-) -> (ResultJob<F, R>, OpHandle<R>)
+) -> (impl Job, OpHandle<R>)
 where
     F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
     R: Send + 'static,
 {
-    let oneshot = result_job::shared_plainly(name, location, f);
-    (ResultJob::new(Arc::clone(&oneshot)), OpHandle::new(oneshot, core))
+    let shared = job::shared_plainly(name, location, job::returning(f));
+    (HandleJob::new(Arc::clone(&shared)), OpHandle::new(shared, core))
 }
 
 /// Whether [`push_counted`] may push an operation with these accesses.

@@ -9,12 +9,12 @@ use crate::{
         family::Plan,
         frame::Call,
         group::Group,
-        limited_job::LimitedJob,
+        job::{self, HandleJob, Out, plain},
+        limits::Limits,
         no_wait::{self, NoWait},
-        result_job::{self, AsyncResultJob, ResultJob},
         room::WhenRoom,
         spec::{Entry, Refs, Spec},
-        task::{FnJob, Job, flag},
+        task::{ErasedJob, Job, flag},
     },
     error::{op::Cause, push::PushError},
     tracker::{INLINE_ACCESSES, Mode},
@@ -39,7 +39,7 @@ struct Inner {
     plain_name: Option<&'static str>,
     /// Whether the priority is fixed, because the property determines it or because the operator is a clean-up.
     fixed_priority: bool,
-    /// The group and deadline of each run. Used only with `flag::CLAIMS`.
+    /// The group and deadline of each run. Used only with `flag::LIMITED`.
     limits: (Option<Arc<Group>>, Option<Instant>),
 }
 
@@ -105,7 +105,8 @@ impl Drop for Owner {
         };
         // The tokens are dropped after this push, on this thread rather than by the pushed operation, so that a later
         // wait for all covers the operations pushed by their drops.
-        let pushed = core.push_sorted(&spec, spec.priority, Location::caller(), &[entry], FnJob::new(delete));
+        let pushed =
+            core.push_sorted(&spec, spec.priority, Location::caller(), &[entry], ErasedJob::new(plain(delete)));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 }
@@ -258,7 +259,7 @@ impl Operator {
         let inner = self.inner();
         if let Some(name) = inner.plain_name.filter(|_| priority == 0 && !ADMITTED) {
             let run = Uncounted(self.0.inner);
-            let job = FnJob::new(move |call: &Call<'_>| run.get().call(call));
+            let job = plain(move |call: &Call<'_>| run.get().call(call));
             return inner.core.push_plain(name, location, &*inner.entries, job);
         }
         self.check(location)?;
@@ -266,10 +267,10 @@ impl Operator {
         // There are two kinds of jobs, since a job that owns nothing costs less to push and run.
         match self.own() {
             Own::Uncounted(run) => {
-                self.enqueue::<ADMITTED>(priority, location, FnJob::new(move |call: &Call<'_>| run.get().call(call)))
+                self.enqueue::<ADMITTED>(priority, location, plain(move |call: &Call<'_>| run.get().call(call)))
             }
             Own::Counted(owner) => {
-                self.enqueue::<ADMITTED>(priority, location, FnJob::new(move |call: &Call<'_>| owner.get().call(call)))
+                self.enqueue::<ADMITTED>(priority, location, plain(move |call: &Call<'_>| owner.get().call(call)))
             }
         }
     }
@@ -362,16 +363,13 @@ impl Operator {
         let own = self.own();
         let inner = self.inner();
         let f = move |call: &Call<'_>| own.get().call(call);
-        let oneshot = result_job::shared(&inner.spec, location, f);
-        match inner.function {
-            Function::Sync(_) => {
-                self.enqueue::<ADMITTED>(inner.spec.priority, location, ResultJob::new(Arc::clone(&oneshot)))?;
-            }
-            Function::Async(_) => {
-                self.enqueue::<ADMITTED>(inner.spec.priority, location, AsyncResultJob::new(Arc::clone(&oneshot)))?;
-            }
-        }
-        Ok(OpHandle::new(oneshot, &inner.core))
+        let is_async = matches!(inner.function, Function::Async(_));
+        let f = move |call: &Call<'_>, out: Out<()>| {
+            if is_async { job::completing(f)(call, out) } else { job::returning(f)(call, out) }
+        };
+        let shared = job::shared(&inner.spec, location, f);
+        self.enqueue::<ADMITTED>(inner.spec.priority, location, HandleJob::new(Arc::clone(&shared)))?;
+        Ok(OpHandle::new(shared, &inner.core))
     }
 
     /// Returns an error if one of the operator's variables was deleted.
@@ -406,10 +404,10 @@ impl Operator {
         work: impl Job,
     ) -> Result<(), PushError> {
         let inner = self.inner();
-        if inner.spec.flags & flag::CLAIMS == 0 && !ADMITTED {
-            inner.core.push_sorted(&inner.spec, priority, location, &inner.entries, work)
+        if inner.spec.flags & flag::LIMITED == 0 && !ADMITTED {
+            inner.core.push_sorted(&inner.spec, priority, location, &inner.entries, ErasedJob::new(work))
         } else {
-            self.enqueue_limited::<ADMITTED>(priority, location, work)
+            self.enqueue_limited::<ADMITTED>(priority, location, ErasedJob::new(work))
         }
     }
 
@@ -418,26 +416,27 @@ impl Operator {
         &self,
         priority: i32,
         location: &'static Location<'static>,
-        work: impl Job,
+        mut job: ErasedJob,
     ) -> Result<(), PushError> {
         let Inner { core, spec, entries, limits: (group, deadline), .. } = self.inner();
         if let Some(group) = group.as_ref().filter(|_| !ADMITTED) {
             if let Err(error) = core.admit(group) {
-                drop(work);
+                drop(job);
                 return Err(error);
             }
         }
         let is_admitted = ADMITTED || group.is_some() && core.has_limits();
         let spec = &Spec { name: spec.name.clone(), is_admitted, ..*spec };
-        if ADMITTED && spec.flags & flag::CLAIMS == 0 {
-            return core.push_sorted(spec, priority, location, entries, work);
+        if ADMITTED && spec.flags & flag::LIMITED == 0 {
+            return core.push_sorted(spec, priority, location, entries, job);
         }
-        let mut work = LimitedJob::boxed(work);
-        if spec.flags & flag::PARENT != 0 {
-            work.set_plan(Plan::new(entries, priority, *deadline, group.as_ref(), None));
+        let plan = || Plan::new(entries, priority, *deadline, group.as_ref(), None);
+        let mut limits = Limits::new(*deadline, (spec.flags & flag::PARENT != 0).then(plan));
+        if let Some(group) = group {
+            limits.join(group);
         }
-        work.limit(group.as_ref(), *deadline);
-        let pushed = core.push_sorted(spec, priority, location, entries, work);
+        job.limit(limits);
+        let pushed = core.push_sorted(spec, priority, location, entries, job);
         core.end_push();
         pushed
     }

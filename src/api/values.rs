@@ -17,7 +17,7 @@ use crate::{
         acquire::Acquired,
         core::Core,
         frame::{self, Call},
-        result_job::{self, ResultJob},
+        job::{self, HandleJob},
         spec::{Entry, Refs, Spec},
         task::{ErasedJob, flag},
         variable::{self, VarCell},
@@ -62,8 +62,8 @@ impl Engine {
             Ok(unsafe { Read::<T>::refs(&kept, &cx) }.clone())
         };
         let location = Location::caller();
-        let oneshot = result_job::shared(&spec, location, f);
-        self.core().push(&spec, location, &mut [entry], ErasedJob::new(ResultJob::new(Arc::clone(&oneshot))))?;
+        let oneshot = job::shared(&spec, location, job::returning(f));
+        self.core().push(&spec, location, &mut [entry], ErasedJob::new(HandleJob::new(Arc::clone(&oneshot))))?;
         self.core().wait_for_result(&oneshot, None)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! # States
 //!
-//! 1. *Pushed*: the operation's record contains an [`AcquireJob`], and the operation's turn has not come.
+//! 1. *Pushed*: the operation's record contains the oneshot ([`Delivery`]), and the operation's turn has not come.
 //! 2. *Granted*: the operation's turn has come, and a [`Granted`] has been put into the oneshot for the waiting thread
 //!    or future. The operation holds its variables.
 //! 3. *Taken*: the future has taken the guards. A blocked thread uses the [`Granted`] itself.
@@ -34,16 +34,13 @@ use crate::{
         deadlock::Target,
         frame::{self, Call, Holds},
         held::Share,
+        job::{FnJob, Sink},
         keeps_open::KeepsOpen,
         spec::{Entry, Spec},
-        task::{Claimed, Cleanup, ErasedJob, Job, Task, Work, flag},
+        task::{Claimed, Cleanup, ErasedJob, flag},
         variable::VarCell,
     },
-    error::{
-        deadlock::Deadlock,
-        op::{Cause, OpError},
-        wait::WaitError,
-    },
+    error::{deadlock::Deadlock, op::OpError, wait::WaitError},
     notify::{claim::Claim, oneshot::Oneshot},
     values::Name,
 };
@@ -84,62 +81,28 @@ pub(crate) type Acquired = Granted<()>;
 /// future cancels the operation.
 pub(crate) type Acquiring<G> = Oneshot<Granted<G>, Claim>;
 
-/// The job of an operation that acquires its variables.
-struct AcquireJob<F, G> {
-    make: Option<F>,
+/// Where an operation that acquires its variables delivers its guards: the oneshot, and the guards between the start of
+/// the operation and the delivery.
+struct Delivery<G> {
     granted: Option<Granted<G>>,
     acquiring: Option<Arc<Acquiring<G>>>,
 }
 
-impl<F, G> AcquireJob<F, G> {
-    /// Creates a job that acquires the variables and makes guards for them with `make`, and the oneshot that delivers
-    /// these.
-    fn new(make: F) -> (Self, Arc<Acquiring<G>>) {
-        let acquiring = Oneshot::with(Claim::default());
-        (Self { make: Some(make), granted: None, acquiring: Some(Arc::clone(&acquiring)) }, acquiring)
-    }
-}
-
-impl<F, G> Job for AcquireJob<F, G>
-where
-    F: FnOnce(&Share) -> G + Send + 'static,
-    G: Send + 'static,
-{
-    const REPORTS: bool = true;
-    const CLAIMS: bool = true;
-}
-
-impl<F, G> Work for AcquireJob<F, G>
-where
-    F: FnOnce(&Share) -> G + Send + 'static,
-    G: Send + 'static,
-{
-    fn claim(&mut self, _: &Task) -> Claimed {
+impl<G: Send + 'static> Sink for Delivery<G> {
+    fn claim(&self) -> Claimed {
         match self.acquiring.as_ref().map(|acquiring| acquiring.beside().start()) {
             Some(Err(_)) => Claimed::PassedOver,
             _ => Claimed::Run,
         }
     }
 
-    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        if let (Some(make), Some(right)) = (self.make.take(), cx.take_right()) {
-            let share = Share::new(right, cx.core());
-            self.granted = Some(Granted { guards: make(&share), share });
-        }
-        Ok(())
-    }
-
-    /// Delivers the guards here rather than in `start`, since the wakers must run after the operations that became
+    /// Delivers the guards here rather than at the start, since the wakers must run after the operations that became
     /// ready have been dispatched.
     fn started(&mut self) -> Cleanup {
         match (self.acquiring.take(), self.granted.take()) {
             (Some(acquiring), Some(granted)) => Cleanup::new(acquiring.set(Ok(granted)), acquiring),
             _ => Cleanup::default(),
         }
-    }
-
-    fn discard(&mut self) {
-        self.make = None;
     }
 
     /// Reports why the operation was skipped.
@@ -149,6 +112,21 @@ where
             _ => Cleanup::default(),
         }
     }
+}
+
+/// Creates the job of an operation that acquires its variables and makes guards for them with `make`, and the oneshot
+/// that delivers these.
+fn acquire_job<G: Send + 'static>(make: impl FnOnce(&Share) -> G + Send + 'static) -> (ErasedJob, Arc<Acquiring<G>>) {
+    let acquiring = Oneshot::with(Claim::default());
+    let start = |cx: &Call<'_>, delivery: &mut Delivery<G>| {
+        if let Some(right) = cx.take_right() {
+            let share = Share::new(right, cx.core());
+            delivery.granted = Some(Granted { guards: make(&share), share });
+        }
+        Ok(())
+    };
+    let delivery = Delivery { granted: None, acquiring: Some(Arc::clone(&acquiring)) };
+    (ErasedJob::new(FnJob::with(delivery, start)), acquiring)
 }
 
 impl Core {
@@ -167,7 +145,7 @@ impl Core {
         let cell = unsafe { entry.cell.as_ref() };
         self.check_variable(cell, &spec.name, location)?;
         let entries = [entry];
-        let (job, acquiring) = AcquireJob::new(|_: &Share| ());
+        let (job, acquiring) = acquire_job(|_: &Share| ());
         let op = self.create(&spec, 0, location, &entries, job)?;
         let task = NonNull::from(op.task()).cast();
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, &entries))?;
@@ -192,8 +170,8 @@ impl Core {
         // back, since the call must not block.
         spec.flags |= flag::INLINE | flag::ASYNC;
         spec.is_admitted = true;
-        let (job, acquiring) = AcquireJob::new(make);
-        self.push(&spec, location, entries, ErasedJob::new(job))?;
+        let (job, acquiring) = acquire_job(make);
+        self.push(&spec, location, entries, job)?;
         Ok(acquiring)
     }
 }

@@ -56,7 +56,7 @@ use std::{
 };
 
 use crate::{
-    engine::{core::Core, frame, task::Task},
+    engine::{core::Core, frame, limits::Limits, task::Task},
     error::{
         deadlock::{Awaited, Deadlock, Pushed},
         wait::WaitError,
@@ -181,7 +181,7 @@ pub(super) unsafe fn keep_incomplete(ops: &mut Ops) {
 /// 1. The operation was pending at some moment since the calling thread was pinned.
 unsafe fn ticket_in_group(op: &Op<Task>, pending: &PendingOps) -> Option<Ticket> {
     // SAFETY: (1): the record is not reused before this thread is unpinned.
-    unsafe { op.joined() }?.ticket_in(pending)
+    op.task().limits()?.ticket_in(pending)
 }
 
 /// Returns `op`'s ticket in `pending`, if `pending` is the count of one of its groups or of its engine.
@@ -561,14 +561,8 @@ impl Core {
         // Pinned before any operation is found to be incomplete.
         let _pinned = epoch::pin();
         let mut ops = Ops::from_iter([Nested { op: NonNull::from(&**op).cast(), depth: 0 }]);
-        // SAFETY: (1): this thread owns the operation.
-        unsafe {
-            op.with_membership(|membership| {
-                let kin = membership.and_then(|membership| membership.family.as_ref());
-                let mut push = |around: Nested| ops.push(Nested { depth: around.depth + 1, ..around });
-                kin.into_iter().for_each(|share| share.kin().each_parent(&mut push));
-            });
-        }
+        let mut push = |around: Nested| ops.push(Nested { depth: around.depth + 1, ..around });
+        op.task().limits().and_then(Limits::kin).into_iter().for_each(|kin| kin.each_parent(&mut push));
         // SAFETY: (1): this thread is pinned. (2): this thread owns the operation.
         let ahead = unsafe { incomplete(&ops) }.map(|op| (op, 0)).collect();
         let look = |op: &Op<Task>, _: usize, ahead: &mut Ahead<Task>| {

@@ -47,7 +47,7 @@ impl Core {
     #[inline]
     pub(super) fn dispatch(self: &Arc<Self>, op: OpRef<Task>) {
         let flags = op.task().flags;
-        let special = flag::INLINE | flag::EAGER | flag::CLAIMS | flag::RECORDED;
+        let special = flag::INLINE | flag::EAGER | flag::REPORTS | flag::RECORDED;
         // A closed engine accepts only its own operations, and its threads may have ended.
         let closed = flags & flag::INTERNAL != 0 && self.is_closed();
         if flags & special != 0 || closed || self.kind == EngineKind::Naive {
@@ -139,7 +139,7 @@ impl Core {
         schedule: impl Fn(OpRef<Task>),
     ) -> ReadyList<Task> {
         while let Some(op) = ready.pop() {
-            if op.task().has(flag::INLINE | flag::CLAIMS | recording.unrecorded()) {
+            if op.task().has(flag::INLINE | flag::REPORTS | recording.unrecorded()) {
                 return self.schedule_rest(op, ready);
             }
             recording.ready(&op);
@@ -154,7 +154,7 @@ impl Core {
         // Operations for other threads are scheduled first, since those that run here may take a long time.
         let (mut here, mut next) = (ReadyList::default(), Some(first));
         while let Some(op) = next {
-            if !op.task().has(flag::INLINE | flag::CLAIMS | flag::RECORDED) {
+            if !op.task().has(flag::INLINE | flag::REPORTS | flag::RECORDED) {
                 self.schedule_with(op, |op| worker_thread::schedule(self, op));
             } else if op.task().has(flag::INLINE) {
                 here.push(op);
@@ -300,7 +300,7 @@ impl Core {
     /// Runs an operation that the calling thread, which has no worker, took from a lane.
     pub(super) fn run_taken(self: &Arc<Self>, op: OpRef<Task>) {
         // If a waiter has taken the operation, its entry is stale.
-        let op = if op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
+        let op = if op.task().has(flag::REPORTS) { op.pop_entry() } else { Some(op) };
         if let Some(op) = op {
             self.run_loop(Some(op), &mut ReadyList::default(), &mut iter::empty());
         }

@@ -43,7 +43,7 @@ impl Core {
                 return Disposition::Forward(lane);
             }
         }
-        if task.has(flag::CLAIMS) {
+        if task.has(flag::REPORTS) {
             // SAFETY: the caller owns the ready operation.
             match unsafe { op.claim() } {
                 Claimed::Run => {}

@@ -15,7 +15,7 @@ use crate::{
     engine::{
         core::Core,
         deadlock::{keep_incomplete, ticket_in},
-        group::Joined,
+        limits::Limits,
         task::{Task, flag},
         variable::VarCell,
     },
@@ -245,7 +245,7 @@ impl Members {
             // SAFETY: the record was found marked after this thread was pinned, so it is not reused.
             let op = unsafe { record.as_ref() };
             // SAFETY: (1): the operation was pending when it was found marked.
-            for (depth, count) in unsafe { op.joined() }.into_iter().flat_map(Joined::counts).enumerate() {
+            for (depth, count) in op.task().limits().into_iter().flat_map(Limits::counts).enumerate() {
                 members.by_count.entry(count).or_default().push(Member { index, is_innermost: depth == 0 });
             }
         }
@@ -258,7 +258,7 @@ impl Members {
             // SAFETY: see `of`: the record is not reused.
             let op = unsafe { record.as_ref() };
             // SAFETY: (1): the operation was pending when it was found marked.
-            Some((index, unsafe { op.joined() }?.parent()?))
+            Some((index, op.task().limits()?.parent()?))
         })
     }
 

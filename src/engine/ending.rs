@@ -10,15 +10,12 @@
 //! Each value here belongs to one thread at a time: the thread that ends the operation, or the thread running the ready
 //! loop or internal operation to which the epilogue was handed.
 
-use std::{mem, ptr, sync::PoisonError};
+use std::{mem, ptr};
 
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{
-        right::Observers,
-        task::{Cleanup, Task, flag},
-    },
+    engine::task::{Cleanup, Task, flag},
     error::op::OpError,
     notify::pending::Ticket,
     testing::pause::{self, Point},
@@ -99,11 +96,10 @@ pub(crate) struct Unfinished {
 
 impl Completed {
     /// Reports the result of a complete operation to its handle or wait. A rejected operation's result is not reported.
-    /// If the operation is asynchronous and its function was called, [`report_to`](Self::report_to) reports the result.
     pub(super) fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, function: FnState) -> Self {
         let mut cleanup = Cleanup::default();
-        if op.task().has(flag::REPORTS) && function != FnState::MayRun {
-            cleanup = Self::report(&op, result.as_ref().map(|&()| ()));
+        if op.task().has(flag::REPORTS) {
+            cleanup = Self::report(&op, result.as_ref().map(|&()| ()), function);
         }
         Self { op, result, ended, function, cleanup }
     }
@@ -112,8 +108,8 @@ impl Completed {
     /// program code remains to be run. Returns the epilogue.
     #[inline]
     pub(super) fn succeeded(op: Hold<Task>) -> Epilogue {
-        let cleanup = Self::report(&op, Ok(()));
-        if cleanup.is_none() {
+        let cleanup = Self::report(&op, Ok(()), FnState::Called);
+        if cleanup.is_none() && !op.task().has(flag::LIMITED) {
             // Its drop would do nothing, but cost instructions.
             mem::forget(cleanup);
             return Epilogue::CountOut(Self::release(op));
@@ -135,33 +131,20 @@ impl Completed {
 
     /// Reports the result of a complete operation, unless the operation was rejected.
     #[inline]
-    fn report(op: &Op<Task>, result: Result<(), &OpError>) -> Cleanup {
+    fn report(op: &Op<Task>, result: Result<(), &OpError>, function: FnState) -> Cleanup {
         if op.is_rejected() {
             return Cleanup::default();
         }
         // SAFETY: (1): this thread ends the operation.
-        unsafe { op.report(result) }
-    }
-
-    /// Reports the result of a complete asynchronous operation to its observers.
-    pub(super) fn report_to(&mut self, observers: Observers) {
-        let result = self.result.as_ref().map(|&()| ());
-        if let Some(handle) = observers.handle {
-            self.cleanup = Cleanup::waking(handle.set(result.map_err(Clone::clone)));
-        }
-        if let Some(deliver) = observers.deliver {
-            let deliver = deliver.into_inner().unwrap_or_else(PoisonError::into_inner);
-            let delivered = deliver.deliver(result.map_err(Clone::clone));
-            self.cleanup = Cleanup::waking(delivered.wakers);
-            self.cleanup.and_drop(delivered.unwanted);
-        }
-        if let Some(membership) = observers.membership {
-            self.cleanup.set_membership(membership, result);
-        }
+        unsafe { op.report(result, function == FnState::MayRun) }
     }
 
     /// Whether program code may run in the epilogue.
     pub(super) fn runs_program_code(&self) -> bool {
-        self.function == FnState::NotCalled || self.result.is_err() || !self.ended.is_empty() || !self.cleanup.is_none()
+        self.function == FnState::NotCalled
+            || self.result.is_err()
+            || !self.ended.is_empty()
+            || !self.cleanup.is_none()
+            || self.op.task().has(flag::LIMITED)
     }
 }

@@ -8,10 +8,12 @@ use crate::{
         core::Core,
         ending::{Completed, Epilogue, FnState},
         frame::{self, Call, Frame, Holds},
-        group::Membership,
+        group::Group,
+        job::plain,
+        limits::Limits,
         regain::regain_worker,
         spec::Spec,
-        task::{Cleanup, ErasedJob, FnJob, Task, flag},
+        task::{Cleanup, ErasedJob, Task, flag},
         worker_thread,
     },
     error::op::OpError,
@@ -63,7 +65,7 @@ impl Core {
             f(cx.core());
             Ok(())
         };
-        let pushed = self.push(&spec, Location::caller(), &mut [], ErasedJob::new(FnJob::new(tell)));
+        let pushed = self.push(&spec, Location::caller(), &mut [], ErasedJob::new(plain(tell)));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 
@@ -75,9 +77,9 @@ impl Core {
 
     /// Runs the program code of an epilogue and counts the operation out.
     fn finish_completed(self: &Arc<Self>, completed: Completed) {
-        let Completed { op, result, ended, function, mut cleanup } = completed;
-        let membership = cleanup.membership.take();
-        let run = |f: &mut dyn FnMut()| self.run_program_code(&op, membership.as_deref(), f);
+        let Completed { op, result, ended, function, cleanup } = completed;
+        let limits = op.task().limits();
+        let run = |f: &mut dyn FnMut()| self.run_program_code(&op, limits.and_then(Limits::group), f);
         if function == FnState::NotCalled {
             // SAFETY: (1): this thread ends the operation.
             run(&mut || unsafe { op.discard() });
@@ -90,18 +92,18 @@ impl Core {
             let mut rest = Some((result, ended));
             run(&mut || drop(rest.take()));
         }
-        if membership.is_some() {
-            self.run_program_code(&op, None, || drop(membership));
+        if let Some(limits) = limits {
+            // SAFETY: (1): this thread has ended the operation.
+            self.run_program_code(&op, None, || unsafe { limits.leave() });
         }
         self.count_out(Completed::release(op));
     }
 
-    /// Runs `f`, program code from an operation's epilogue. If `membership` is `Some`, the operation is still counted
-    /// in its group. A panic becomes a failure that `wait_for_all` returns.
-    pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, membership: Option<&Membership>, f: impl FnOnce()) {
+    /// Runs `f`, program code from an operation's epilogue. If `group` is `Some`, the operation is still counted there. A panic becomes a failure that `wait_for_all` returns.
+    pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, group: Option<&Arc<Group>>, f: impl FnOnce()) {
         // The code may take a long time, so other workers must be able to steal the operation in the slot.
         worker_thread::share_slot();
-        let run = |frame: &Frame| frame.in_group(membership.map(Membership::group), None, f);
+        let run = |frame: &Frame| frame.in_group(group, None, f);
         let panicked = panics::catch(|| frame::enter(self, op, Holds::Nothing, run)).err();
         if let Some(payload) = panicked.filter(|_| !self.is_forked()) {
             self.record_failure(&op.task().failed_by_panic(payload));

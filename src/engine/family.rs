@@ -21,8 +21,7 @@
 //!
 //! # Who may touch what
 //!
-//! * `plan`: set by the thread that starts the parent, before its function is called; then constant.
-//! * `identity`: constant. The pointers are only compared.
+//! * `plan` and `identity`: constant. The pointers in `identity` are only compared.
 //! * `is_future`: set by the thread that starts the parent, before the future exists.
 //! * `parent`: set by the thread that starts the parent or, if the parent is asynchronous, by the thread that uses its
 //!   completion or ends its future; taken by the thread that drops the last share.
@@ -45,14 +44,13 @@ use crate::{
         cancellable::Place,
         core::Core,
         ending::{Epilogue, FnState},
-        frame::{Call, Frame},
+        frame::Frame,
         group::Group,
         kin::{Kin, KinShare},
-        limited_job::LimitedJob,
+        limits::Limits,
         push, ready_loop,
-        right::Observers,
         spec::{Entries, Entry, Spec},
-        task::{Task, Work, flag},
+        task::{ErasedJob, Task, flag},
         variable::VarCell,
         variables::OwnedVar,
     },
@@ -83,14 +81,14 @@ unsafe impl Send for Plan {}
 unsafe impl Sync for Plan {}
 
 impl Plan {
-    /// Creates the plan of an operation with these entries, as declared by the program.
+    /// Creates the plan of an operation with these entries, as declared by the program, for its limits.
     pub(crate) fn new(
         entries: &[Entry],
         priority: i32,
         deadline: Option<Instant>,
         group: Option<&Arc<Group>>,
         within: Option<&Family>,
-    ) -> Box<Self> {
+    ) -> Box<dyn Any + Send> {
         let names = entries.iter().map(|entry| (entry.cell, entry.mode)).collect();
         Box::new(Self {
             names,
@@ -99,14 +97,6 @@ impl Plan {
             group: Group::new(group.cloned()),
             within: within.map(|family| Weak::clone(&family.this)),
         })
-    }
-
-    /// Moves the plan into the family of the operation, which is about to start.
-    pub(super) fn begin(self: Box<Self>, cx: &Call<'_>) {
-        let Some(family) = Family::of(cx.frame()) else { return };
-        self.group.set_parent(NonNull::from(cx.op()).cast());
-        let set = family.plan.set(self);
-        debug_assert!(set.is_ok(), "an operation starts once");
     }
 }
 
@@ -141,12 +131,6 @@ struct Own {
     completion: Option<OpError>,
 }
 
-/// The right to complete the parent, and the parent's observers.
-struct Parent {
-    op: OpRef<Task>,
-    observers: Option<Box<Observers>>,
-}
-
 /// The family of an operation with children.
 pub(crate) struct Family {
     this: Weak<Family>,
@@ -156,8 +140,9 @@ pub(crate) struct Family {
     is_kept: bool,
     is_future: OnceLock<()>,
     count: FamilyCount,
-    plan: OnceLock<Box<Plan>>,
-    parent: Mutex<Option<Parent>>,
+    plan: Box<Plan>,
+    /// The right to complete the parent.
+    parent: Mutex<Option<OpRef<Task>>>,
     own: Mutex<Own>,
     /// The family's variables that represent others, each with the index in the plan of the variable represented.
     stand_ins: Mutex<Vec<(usize, OwnedVar)>>,
@@ -175,7 +160,16 @@ impl std::fmt::Debug for Family {
 
 impl Family {
     /// Creates the family of `op`, which is about to start.
-    fn new(core: &Arc<Core>, op: &Op<Task>, parent: Option<Parent>) -> Arc<Self> {
+    ///
+    /// # Safety
+    /// 1. The operation is ready, this thread owns it, and it has a plan.
+    unsafe fn new(core: &Arc<Core>, op: &Op<Task>, parent: Option<OpRef<Task>>) -> Arc<Self> {
+        // SAFETY: (1).
+        let plan = op.task().limits().and_then(|limits| unsafe { limits.take_plan() });
+        let Some(Ok(plan)) = plan.map(|plan| plan.downcast::<Plan>()) else {
+            unreachable!("an operation with children has a plan, and starts once")
+        };
+        plan.group.set_parent(NonNull::from(op).cast());
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             core: Arc::clone(core),
@@ -183,7 +177,7 @@ impl Family {
             is_kept: op.task().has(flag::KEPT),
             is_future: OnceLock::new(),
             count: FamilyCount::new(),
-            plan: OnceLock::new(),
+            plan,
             parent: Mutex::new(parent),
             own: Mutex::default(),
             stand_ins: Mutex::default(),
@@ -193,15 +187,23 @@ impl Family {
     }
 
     /// Creates the family of an operation that is about to start and has no completion.
-    pub(super) fn of_sync(core: &Arc<Core>, op: OpRef<Task>) -> Arc<Self> {
+    ///
+    /// # Safety
+    /// 1. This thread owns the operation, which has a plan.
+    pub(super) unsafe fn of_sync(core: &Arc<Core>, op: OpRef<Task>) -> Arc<Self> {
         let hold = op.hold();
-        Self::new(core, &hold, Some(Parent { op, observers: None }))
+        // SAFETY: (1).
+        unsafe { Self::new(core, &hold, Some(op)) }
     }
 
     /// Creates the family of an asynchronous operation that is about to start. The right to complete the operation has
     /// a share.
-    pub(super) fn of_async(core: &Arc<Core>, op: &Op<Task>) -> Arc<Self> {
-        let family = Self::new(core, op, None);
+    ///
+    /// # Safety
+    /// 1. The operation is ready, this thread owns it, and it has a plan.
+    pub(super) unsafe fn of_async(core: &Arc<Core>, op: &Op<Task>) -> Arc<Self> {
+        // SAFETY: (1).
+        let family = unsafe { Self::new(core, op, None) };
         family.count.enter();
         family
     }
@@ -227,24 +229,19 @@ impl Family {
         std::ptr::from_ref(self).addr() + 1
     }
 
-    fn plan(&self) -> &Plan {
-        let Some(plan) = self.plan.get() else { unreachable!("the plan is set before the function is called") };
-        plan
-    }
-
     /// Returns the children's group.
     pub(crate) fn group(&self) -> &Arc<Group> {
-        &self.plan().group
+        &self.plan.group
     }
 
     /// Returns the priority of children that specify none.
     pub(crate) fn priority(&self) -> i32 {
-        self.plan().priority
+        self.plan.priority
     }
 
     /// Returns the deadline of children that specify none.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.plan().deadline
+        self.plan.deadline
     }
 
     /// Begins the push of a child or the creation of a variable. The parent's work does not end before the returned
@@ -284,7 +281,7 @@ impl Family {
 
     /// Returns the family to which the parent belongs, if it is itself a child.
     fn within(&self) -> Option<Arc<Self>> {
-        self.plan.get()?.within.as_ref()?.upgrade()
+        self.plan.within.as_ref()?.upgrade()
     }
 
     /// Returns a child's `entries` with each variable replaced by the family's variable that represents it. The
@@ -300,7 +297,7 @@ impl Family {
         name: &Name,
         location: &'static Location<'static>,
     ) -> Result<Entries, PushError> {
-        let held = &self.plan().names;
+        let held = &self.plan.names;
         let mut stand_ins = lock(&self.stand_ins);
         let mut replace = |entry: &Entry| {
             // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
@@ -338,10 +335,11 @@ impl Family {
         spec: &Spec,
         location: &'static Location<'static>,
         entries: &mut [Entry],
-        deadline: Option<Instant>,
-        mut job: Box<LimitedJob>,
+        mut job: ErasedJob,
+        mut limits: Box<Limits>,
     ) -> Result<(), PushError> {
-        let place = job.place_of_handle();
+        // SAFETY: the job keeps the state until the operation has started.
+        let place = job.beside().map(|beside| NonNull::from(unsafe { beside.as_ref() }.place()));
         let mut replaced = || {
             let admitted = self.admit()?;
             // A variable that was deleted after the parent's push is not refused, since the deletion is queued behind
@@ -360,7 +358,8 @@ impl Family {
         let mutates = entries.iter().any(|entry| entry.mode.is_write());
         self.count.enter();
         let Some(share) = self.this.upgrade() else { unreachable!("the caller has a reference") };
-        job.limit_with_kin(self.group(), share, deadline, mutates);
+        limits.join_kin(self.group(), share, mutates);
+        job.limit(limits);
         let entries = push::sort(&mut entries, &spec.name, location)?;
         let op = self.core.create(spec, spec.priority, location, entries, job)?;
         if let Some(children) = &mut *lock(&self.children) {
@@ -399,14 +398,12 @@ impl Family {
 
     /// Records that the parent's completion was used or its future has ended, with `result`. `op` is the right to
     /// complete the parent.
-    pub(super) fn end_completion(
-        &self,
-        op: OpRef<Task>,
-        mut observers: Option<Box<Observers>>,
-        result: Result<(), OpError>,
-    ) {
-        observers.iter_mut().for_each(|observers| observers.parent_of = None);
-        let before = lock(&self.parent).replace(Parent { op, observers });
+    pub(super) fn end_completion(&self, op: OpRef<Task>, result: Result<(), OpError>) {
+        if let Some(limits) = op.task().limits() {
+            // SAFETY: (1): this thread has the right to end the operation.
+            unsafe { limits.set_parent_of(None) };
+        }
+        let before = lock(&self.parent).replace(op);
         debug_assert!(before.is_none(), "an operation is completed once");
         if self.is_future.get().is_some() {
             self.end_work(result);
@@ -423,7 +420,7 @@ impl Family {
         let stand_ins = lock(&self.stand_ins).iter().map(|(index, var)| (*index, var.ptr())).collect::<Vec<_>>();
         let variables = lock(&self.variables).iter().map(OwnedVar::ptr).collect::<Vec<_>>();
         if let Some(failure) = failure {
-            let names = &self.plan().names;
+            let names = &self.plan.names;
             let mutated = stand_ins.iter().filter(|(index, _)| names[*index].1.is_write()).map(|(_, cell)| cell);
             for cell in mutated.chain(&variables) {
                 // SAFETY: the family has a handle to the variable until the family is over, which it is not yet.
@@ -475,9 +472,8 @@ impl Family {
                 unsafe { var.cell().fault().failure() }
             })
         };
-        let plan = self.plan.get()?;
         let is_left = |failure: &OpError| failures().any(|left| left.ptr_eq(failure));
-        plan.group.first_failure(is_left).or_else(|| failures().next())
+        self.plan.group.first_failure(is_left).or_else(|| failures().next())
     }
 
     /// Completes the parent.
@@ -491,7 +487,7 @@ impl Family {
         };
         // The second failure must not be lost.
         second.iter().for_each(|second| self.core.record_failure(second));
-        let Some(Parent { op, observers }) = lock(&self.parent).take() else { return };
+        let Some(op) = lock(&self.parent).take() else { return };
         // The family's variables are dropped before a wait for the parent can return.
         drop((mem::take(&mut *lock(&self.stand_ins)), mem::take(&mut *lock(&self.variables))));
         // Ending an asynchronous operation does not touch its job.
@@ -499,7 +495,6 @@ impl Family {
         let mut ready = ReadyList::default();
         let mut epilogue = self.core.complete(op, failure.map_or(Ok(()), Err), function, &mut ready);
         if let Epilogue::CleanUp(completed) = &mut epilogue {
-            observers.into_iter().for_each(|observers| completed.report_to(*observers));
             completed.ended.extend(second);
         }
         let epilogue = self.core.defer_epilogue(epilogue);
@@ -522,8 +517,7 @@ impl Drop for Admitted<'_> {
 
 impl Kin for Family {
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>)) {
-        let Some(plan) = self.plan.get() else { return };
-        plan.names.iter().for_each(|&(cell, _)| look(VarCell::queue_ptr(cell).cast()));
+        self.plan.names.iter().for_each(|&(cell, _)| look(VarCell::queue_ptr(cell).cast()));
         self.within().iter().for_each(|family| family.each_held(look));
     }
 

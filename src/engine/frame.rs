@@ -26,7 +26,6 @@
 use std::{
     cell::Cell,
     fmt,
-    mem::ManuallyDrop,
     panic::Location,
     ptr::{self, NonNull},
     sync::Arc,
@@ -45,7 +44,6 @@ use crate::{
         group::Group,
         kin::Kin,
         no_wait::{self, Reasons},
-        right::Right,
         task::{Task, flag},
     },
     error::deadlock::Pushed,
@@ -57,7 +55,7 @@ use crate::{
         edge::{removed, step},
         thread_static,
     },
-    tracker::{Op, VarQueue},
+    tracker::{Op, OpRef, VarQueue},
     values::Name,
 };
 
@@ -68,11 +66,11 @@ pub(crate) struct Frame {
     op: Option<NonNull<Op<Task>>>,
     core: *const Arc<Core>,
     /// The operation's families and what can cancel it, or null.
-    limits: Cell<*const Limits>,
+    ties: Cell<*const Ties>,
     /// The right to end an asynchronous operation, until the operation's completion takes it. The right is put back if
     /// a panic in the function drops the completion, or if the function fails after its completion has been used or
     /// dropped. The code that enters a frame with a right takes the right out again.
-    right: Cell<Option<ManuallyDrop<Right<Task>>>>,
+    right: Cell<Option<OpRef<Task>>>,
     holds: Holds,
     /// The frame around this one, or null.
     parent: *const Frame,
@@ -109,25 +107,25 @@ impl Frame {
     }
 
     /// Takes the frame's right to end the operation, if it has one.
-    pub(crate) fn take_right(&self) -> Option<Right<Task>> {
-        self.right.take().map(ManuallyDrop::into_inner)
+    pub(crate) fn take_right(&self) -> Option<OpRef<Task>> {
+        self.right.take()
     }
 
-    fn put_right(&self, right: Right<Task>) {
-        let replaced = self.right.replace(Some(ManuallyDrop::new(right)));
+    fn put_right(&self, right: OpRef<Task>) {
+        let replaced = self.right.replace(Some(right));
         debug_assert!(replaced.is_none(), "an operation has one right");
     }
 
     /// Returns the operation's families and what can cancel it.
-    fn limits(&self) -> Limits {
-        // SAFETY: the `Limits` are borrowed by a call to `limited_by`, which restores the previous pointer when it
+    fn ties(&self) -> Ties {
+        // SAFETY: the `Ties` are borrowed by a call to `tied_by`, which restores the previous pointer when it
         // ends.
-        unsafe { self.limits.get().as_ref() }.copied().unwrap_or_default()
+        unsafe { self.ties.get().as_ref() }.copied().unwrap_or_default()
     }
 
     /// Calls `f` as code of an operation that can be cancelled through `claim`.
     pub(super) fn claimed_by<R>(&self, claim: &Claim, f: impl FnOnce() -> R) -> R {
-        self.limited_by(&Limits { claim: Some(NonNull::from(claim)), ..self.limits() }, f)
+        self.tied_by(&Ties { claim: Some(NonNull::from(claim)), ..self.ties() }, f)
     }
 
     /// Calls `f` as code of an operation that is in `group` and a child of `family`, where these are given.
@@ -138,25 +136,25 @@ impl Frame {
         f: impl FnOnce() -> R,
     ) -> R {
         let group = group.map(|group| NonNull::from(&**group));
-        self.limited_by(&Limits { group, child_of: family.map(NonNull::from), ..self.limits() }, f)
+        self.tied_by(&Ties { group, child_of: family.map(NonNull::from), ..self.ties() }, f)
     }
 
     /// Calls `f` as the function of the parent of `family`.
     pub(super) fn in_family<R>(&self, family: &Arc<dyn Kin>, f: impl FnOnce() -> R) -> R {
-        self.limited_by(&Limits { parent_of: Some(NonNull::from(family)), ..self.limits() }, f)
+        self.tied_by(&Ties { parent_of: Some(NonNull::from(family)), ..self.ties() }, f)
     }
 
     /// Returns the family of the operation, if the operation has children.
     pub(super) fn family(&self) -> Option<&Arc<dyn Kin>> {
-        // SAFETY: these `Limits` belong to an unfinished call to `in_family`, whose caller has borrowed the family.
-        self.limits().parent_of.map(|family| unsafe { family.as_ref() })
+        // SAFETY: these `Ties` belong to an unfinished call to `in_family`, whose caller has borrowed the family.
+        self.ties().parent_of.map(|family| unsafe { family.as_ref() })
     }
 
     /// Returns the frame in which this operation's scope was opened, if it was opened on this thread. The scope knows
     /// the variables and operations of that frame and of the frames around it.
     fn known_from(&self) -> Option<*const ()> {
-        // SAFETY: these `Limits` belong to an unfinished call to `in_group`, whose caller has borrowed the family.
-        self.limits().child_of.and_then(|kin| unsafe { kin.as_ref() }.known_from())
+        // SAFETY: these `Ties` belong to an unfinished call to `in_group`, whose caller has borrowed the family.
+        self.ties().child_of.and_then(|kin| unsafe { kin.as_ref() }.known_from())
     }
 
     /// Calls `look` with the queue of each variable held by the operation, by its parents, or by the operations around
@@ -166,20 +164,20 @@ impl Frame {
             return;
         }
         self.op().iter().flat_map(|op| op.accesses()).for_each(|access| look(access.queue_ptr().cast()));
-        if let Some(family) = self.limits().child_of {
-            // SAFETY: these `Limits` belong to an unfinished call to `in_group`, whose caller has borrowed the family.
+        if let Some(family) = self.ties().child_of {
+            // SAFETY: these `Ties` belong to an unfinished call to `in_group`, whose caller has borrowed the family.
             unsafe { family.as_ref() }.each_held(&mut look);
         }
     }
 
-    fn limited_by<R>(&self, limits: &Limits, f: impl FnOnce() -> R) -> R {
-        struct Restore<'c>(&'c Cell<*const Limits>, *const Limits);
+    fn tied_by<R>(&self, ties: &Ties, f: impl FnOnce() -> R) -> R {
+        struct Restore<'c>(&'c Cell<*const Ties>, *const Ties);
         impl Drop for Restore<'_> {
             fn drop(&mut self) {
                 self.0.set(self.1);
             }
         }
-        let _restore = Restore(&self.limits, self.limits.replace(limits));
+        let _restore = Restore(&self.ties, self.ties.replace(ties));
         f()
     }
 
@@ -193,31 +191,30 @@ impl Frame {
         if self.is_kept() {
             return false;
         }
-        let limits = self.limits();
-        limits.claim().is_some_and(Claim::is_stopping)
-            || limits.group().is_some_and(|group| group.cancelled().is_some())
+        let ties = self.ties();
+        ties.claim().is_some_and(Claim::is_stopping) || ties.group().is_some_and(|group| group.cancelled().is_some())
     }
 }
 
 /// What can cancel an operation, and the families in which it is a child or parent.
 #[derive(Clone, Copy, Default)]
-struct Limits {
+struct Ties {
     claim: Option<NonNull<Claim>>,
     group: Option<NonNull<Group>>,
     child_of: Option<NonNull<Arc<dyn Kin>>>,
     parent_of: Option<NonNull<Arc<dyn Kin>>>,
 }
 
-impl Limits {
+impl Ties {
     /// Returns the claim on the operation, if the operation has a handle.
     fn claim(&self) -> Option<&Claim> {
-        // SAFETY: these `Limits` belong to an unfinished call to `claimed_by`, whose caller has borrowed the claim.
+        // SAFETY: these `Ties` belong to an unfinished call to `claimed_by`, whose caller has borrowed the claim.
         self.claim.map(|claim| unsafe { claim.as_ref() })
     }
 
     /// Returns the operation's group.
     fn group(&self) -> Option<&Group> {
-        // SAFETY: these `Limits` belong to an unfinished call to `in_group`, whose caller has borrowed the group.
+        // SAFETY: these `Ties` belong to an unfinished call to `in_group`, whose caller has borrowed the group.
         self.group.map(|group| unsafe { group.as_ref() })
     }
 }
@@ -266,7 +263,7 @@ pub(crate) fn enter<R>(core: &Arc<Core>, op: &Op<Task>, holds: Holds, f: impl Fn
 
 /// Calls `f` as the function of the asynchronous operation `op`. The operation's completion takes `right` out of the
 /// frame.
-pub(crate) fn enter_async<R>(core: &Arc<Core>, op: &Op<Task>, right: Right<Task>, f: impl FnOnce(&Frame) -> R) -> R {
+pub(crate) fn enter_async<R>(core: &Arc<Core>, op: &Op<Task>, right: OpRef<Task>, f: impl FnOnce(&Frame) -> R) -> R {
     enter_with(core, Some(op), Holds::Variables, Some(right), f)
 }
 
@@ -280,7 +277,7 @@ fn enter_with<R>(
     core: &Arc<Core>,
     op: Option<&Op<Task>>,
     holds: Holds,
-    right: Option<Right<Task>>,
+    right: Option<OpRef<Task>>,
     f: impl FnOnce(&Frame) -> R,
 ) -> R {
     struct Leave<'c>(&'c Cell<*const Frame>, *const Frame);
@@ -294,8 +291,8 @@ fn enter_with<R>(
         let frame = Frame {
             op: op.map(NonNull::from),
             core: ptr::from_ref(core),
-            limits: Cell::new(ptr::null()),
-            right: Cell::new(right.map(ManuallyDrop::new)),
+            ties: Cell::new(ptr::null()),
+            right: Cell::new(right),
             holds,
             parent,
         };
@@ -365,7 +362,7 @@ fn each_unknown(mut look: impl FnMut(&Frame) -> bool) {
 
 /// If a panic in the function of an operation on this thread dropped the operation's completion, takes the right to end
 /// the operation. Returns the right and the operation's engine.
-pub(crate) fn take_lost() -> Option<(Arc<Core>, Right<Task>)> {
+pub(crate) fn take_lost() -> Option<(Arc<Core>, OpRef<Task>)> {
     let mut lost = None;
     any_frame(|frame| {
         lost = frame.take_right().map(|right| (Arc::clone(frame.engine()), right));
@@ -475,8 +472,8 @@ pub(super) fn held_around() -> Box<[HeldAround]> {
     let mut held = Vec::new();
     let look = |frame: &Frame| {
         if let Some(op) = frame.op().filter(|_| frame.holds != Holds::Nothing && !frame.is_over()) {
-            // SAFETY: these `Limits` belong to an unfinished call to `in_group`, whose caller has borrowed the family.
-            let kin = frame.limits().child_of.map(|kin| Arc::clone(unsafe { kin.as_ref() }));
+            // SAFETY: these `Ties` belong to an unfinished call to `in_group`, whose caller has borrowed the family.
+            let kin = frame.ties().child_of.map(|kin| Arc::clone(unsafe { kin.as_ref() }));
             let queues = op.accesses().iter().map(|access| access.queue_ptr().cast()).collect();
             let ends = (frame.holds == Holds::Variables && op.task().has(flag::ASYNC)).then(|| NonNull::from(op));
             held.push(HeldAround { ends, queues, kin });
@@ -494,8 +491,8 @@ pub(super) fn running_ops() -> Ops {
     let look = |frame: &Frame| {
         if frame.holds != Holds::Nothing && !frame.is_over() {
             ops.extend(frame.op.map(|op| Nested { op: op.cast(), depth: 0 }));
-            if let Some(family) = frame.limits().child_of {
-                // SAFETY: these `Limits` belong to an unfinished call to `in_group`, whose caller has borrowed the
+            if let Some(family) = frame.ties().child_of {
+                // SAFETY: these `Ties` belong to an unfinished call to `in_group`, whose caller has borrowed the
                 // family.
                 unsafe { family.as_ref() }
                     .each_parent(&mut |around| ops.push(Nested { depth: around.depth + 1, ..around }));
@@ -512,7 +509,7 @@ pub(super) fn inside() -> Inside {
     let mut inside = Inside { ops: running_ops(), ..Inside::default() };
     any_frame(|frame| {
         if let (Some(op), Holds::Nothing) = (frame.op, frame.holds) {
-            let in_group = frame.limits().group.is_some();
+            let in_group = frame.ties().group.is_some();
             // Starting an asynchronous operation may also leave an epilogue to run, but another thread may end the
             // operation before that epilogue has run. Such an epilogue has no group. SAFETY: the caller of `enter_with`
             // keeps the operation alive until the frame ends.
@@ -537,7 +534,7 @@ pub(super) fn running_op() -> Option<Pushed> {
 
 /// Whether an operation with this claim runs on this thread.
 pub(crate) fn runs(claim: &Claim) -> bool {
-    any_frame(|frame| frame.limits().claim == Some(NonNull::from(claim)))
+    any_frame(|frame| frame.ties().claim == Some(NonNull::from(claim)))
 }
 
 /// Whether the operation with this place is a child that waits for work on this thread to end.
@@ -551,7 +548,7 @@ pub(super) fn holds_back(place: &Place) -> bool {
 pub(crate) fn in_group(group: &Group) -> Option<Pushed> {
     let mut member = None;
     any_frame(|frame| {
-        if frame.limits().group().is_some_and(|own| own.is_within(group)) && !frame.is_over() {
+        if frame.ties().group().is_some_and(|own| own.is_within(group)) && !frame.is_over() {
             member = frame.op().map(|op| op.task().pushed());
         }
         member.is_some()
@@ -561,13 +558,13 @@ pub(crate) fn in_group(group: &Group) -> Option<Pushed> {
 
 /// Puts `right`, the right to end an operation, back into the innermost frame, if that frame belongs to the operation
 /// and a panic in its function is dropping the completion. Otherwise, returns the right.
-pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
+pub(crate) fn leave_lost(right: OpRef<Task>) -> Option<OpRef<Task>> {
     // SAFETY: a frame lives on the stack of this thread, or of the blocked thread for which this thread runs, until
     // `enter_with` has removed the frame from the list.
     let frame = unsafe { seen(innermost()).as_ref() };
     match frame {
         Some(frame)
-            if frame.op.is_some_and(|own| own.as_ptr() == right.op().as_ptr())
+            if frame.op.is_some_and(|own| own.as_ptr() == right.as_ptr())
                 && (std::thread::panicking() || removed(step::DROP_ENDS_AT_ONCE)) =>
         {
             frame.put_right(right);
@@ -609,21 +606,13 @@ impl<'a> Call<'a> {
 
     /// Takes the right to end an asynchronous operation, for the operation's completion. Returns `None` on a second
     /// call.
-    pub(crate) fn take_right(&self) -> Option<Right<Task>> {
+    pub(crate) fn take_right(&self) -> Option<OpRef<Task>> {
         self.frame.take_right()
-    }
-
-    /// Calls `f` with the right to end an asynchronous operation, unless a completion has already taken the right.
-    pub(crate) fn with_right(&self, f: impl FnOnce(&mut Right<Task>)) {
-        if let Some(mut right) = self.frame.take_right() {
-            f(&mut right);
-            self.frame.put_right(right);
-        }
     }
 
     /// Puts back the right to end an asynchronous operation whose completion was used but whose function failed. The
     /// operation then fails with the function's failure.
-    pub(crate) fn return_right(&self, right: Right<Task>) {
+    pub(crate) fn return_right(&self, right: OpRef<Task>) {
         self.frame.put_right(right);
     }
 

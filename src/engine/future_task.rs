@@ -30,24 +30,22 @@ use std::{
     future::Future,
     panic::Location,
     pin::Pin,
-    ptr::NonNull,
     sync::Arc,
     task::{Context, Poll, Wake, Waker},
 };
 
 use crate::{
     engine::{
-        cancellable::{Cancellable, Handled, Place},
         core::Core,
         frame::{self, Call, Frame, Holds},
         held::Share,
-        result_job::Shared,
-        right::{Deliver, Delivered},
+        job::{Out, plain},
+        limits::Limits,
         spec::Spec,
-        task::{Claimed, Cleanup, ErasedJob, FnJob, Job, Task, Work, flag},
+        task::{ErasedJob, flag},
     },
     error::op::{Cause, OpError},
-    notify::{oneshot::Oneshot, poll_state::PollState},
+    notify::poll_state::PollState,
     sync::cell::UnsafeCell,
     system::panics,
     values::kind::EngineKind,
@@ -56,37 +54,27 @@ use crate::{
 /// The name of the internal operations that poll futures.
 pub(super) const POLL: &str = "poll";
 
-/// An operation's future, and the recipient of its value.
+/// An operation's future, and where its value goes.
 trait Polled: Send {
-    /// Polls the future, in a frame of the operation.
+    /// Polls the future, in a frame of the operation, which has not ended.
     fn poll(self: Pin<&mut Self>, frame: &Frame, cx: &mut Context<'_>) -> Poll<Result<(), Cause>>;
     /// Drops the future, in a frame of the operation.
-    fn clear(self: Pin<&mut Self>, frame: &Frame);
-    /// Takes the [`Deliver`] that passes the result to the operation's handle, if there is one.
-    fn deliver(self: Pin<&mut Self>) -> Option<Box<dyn Deliver>>;
+    fn clear(self: Pin<&mut Self>);
 }
 
 struct Running<F, R> {
     /// The pinned future, or `None` once it has been dropped.
     future: Option<F>,
-    delivery: Option<Delivery<R>>,
+    /// Where the value goes, if the operation has a handle.
+    out: Option<Out<R>>,
 }
 
 impl<F, R> Running<F, R> {
-    fn fields(self: Pin<&mut Self>) -> (Pin<&mut Option<F>>, &mut Option<Delivery<R>>) {
+    fn fields(self: Pin<&mut Self>) -> (Pin<&mut Option<F>>, &mut Option<Out<R>>) {
         // SAFETY: nothing is moved out of the future, which is returned pinned, and `Running` has no `Drop`.
         let this = unsafe { self.get_unchecked_mut() };
         // SAFETY: the field is used only here, and `self` was pinned.
-        (unsafe { Pin::new_unchecked(&mut this.future) }, &mut this.delivery)
-    }
-}
-
-/// Calls `f`, program code of an operation. If the operation has a handle, `delivery` is `Some`, and the frame refers
-/// to the operation's claim during the call.
-fn claimed<R, T>(delivery: Option<&Delivery<R>>, frame: &Frame, f: impl FnOnce() -> T) -> T {
-    match delivery {
-        Some(delivery) => frame.claimed_by(delivery.handle.beside().claim(), f),
-        None => f(),
+        (unsafe { Pin::new_unchecked(&mut this.future) }, &mut this.out)
     }
 }
 
@@ -96,46 +84,19 @@ where
     R: Send + 'static,
 {
     fn poll(self: Pin<&mut Self>, frame: &Frame, cx: &mut Context<'_>) -> Poll<Result<(), Cause>> {
-        let (future, delivery) = self.fields();
+        let (future, out) = self.fields();
         let Some(future) = future.as_pin_mut() else { unreachable!("a future is not polled again") };
-        let poll = || if frame.is_stopping() { Poll::Ready(Err(Cause::Cancelled)) } else { future.poll(cx) };
-        claimed(delivery.as_ref(), frame, poll).map_ok(|value| {
-            if let Some(delivery) = delivery {
-                delivery.value = Some(value);
+        let polled = if frame.is_stopping() { Poll::Ready(Err(Cause::Cancelled)) } else { future.poll(cx) };
+        polled.map_ok(|value| {
+            if let Some(out) = out {
+                // SAFETY: (1): the future's share keeps the operation from ending.
+                unsafe { out.set(value) };
             }
         })
     }
 
-    fn clear(self: Pin<&mut Self>, frame: &Frame) {
-        let (mut future, delivery) = self.fields();
-        claimed(delivery.as_ref(), frame, || future.set(None));
-    }
-
-    fn deliver(self: Pin<&mut Self>) -> Option<Box<dyn Deliver>> {
-        self.fields().1.take().map(|delivery| Box::new(delivery) as _)
-    }
-}
-
-/// A future's value, and its operation's handle.
-struct Delivery<R> {
-    handle: Arc<Handled<R>>,
-    value: Option<R>,
-}
-
-impl<R: Send + 'static> Deliver for Delivery<R> {
-    fn deliver(self: Box<Self>, result: Result<(), OpError>) -> Delivered {
-        let Self { handle, value } = *self;
-        let (result, unwanted) = match (result, value) {
-            (Ok(()), Some(value)) => (Ok(value), None),
-            (Ok(()), None) => (Err(handle.beside().failure()), None),
-            // A value exists if dropping the future panicked, or if a panic dropped a guard that the future had given
-            // away.
-            (Err(failure), value) => (Err(failure), value),
-        };
-        let wakers = handle.set(result);
-        // The `handle` is returned as well: if the program has dropped the operation's handle, this is the last
-        // reference, and dropping it drops the result.
-        Delivered { wakers, unwanted: Box::new((unwanted, handle)) }
+    fn clear(self: Pin<&mut Self>) {
+        self.fields().0.set(None);
     }
 }
 
@@ -155,7 +116,12 @@ impl Started {
         let Self { future, share } = self;
         let run = |frame: &Frame| {
             let f = || f(future.as_mut(), frame);
-            frame.in_group(share.group(), share.family(), || match share.parent_of() {
+            let f = || match share.beside() {
+                Some(beside) => frame.claimed_by(beside.claim(), f),
+                None => f(),
+            };
+            let Some(limits) = share.limits() else { return f() };
+            frame.in_group(limits.group(), limits.kin(), || match limits.parent_of() {
                 Some(family) => frame.in_family(family, f),
                 None => f(),
             })
@@ -165,7 +131,7 @@ impl Started {
 
     /// Drops the future and its share of the right to end the operation. The future has ended with `result`.
     fn end(mut self, core: &Arc<Core>, result: Result<(), OpError>) {
-        let cleared = self.enter(core, |future, frame| future.clear(frame));
+        let cleared = self.enter(core, |future, _| future.clear());
         if core.is_forked() {
             return std::mem::forget((self, result));
         }
@@ -179,8 +145,7 @@ impl Started {
             core.record_failure(&second);
             core.run_program_code(self.share.op(), None, || drop(second));
         }
-        let Self { mut future, share } = self;
-        share.end(result, future.as_mut().deliver());
+        self.share.end(result);
     }
 }
 
@@ -258,7 +223,7 @@ impl FutureTask {
             Ok(())
         };
         let spec = Spec { lane: self.lane, ..Spec::internal(POLL, self.priority, flag::NO_SKIP | flag::SILENT) };
-        let pushed = self.core.push(&spec, Location::caller(), &mut [], ErasedJob::new(FnJob::new(poll)));
+        let pushed = self.core.push(&spec, Location::caller(), &mut [], ErasedJob::new(plain(poll)));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 }
@@ -294,12 +259,12 @@ impl Drop for FutureTask {
 }
 
 /// Starts the asynchronous operation of `call`. `make` creates its future, with guards that hold shares of the right to
-/// end the operation. The first poll takes place here; later polls are pushed with `priority`. The future's value is
-/// delivered to `handle`.
+/// end the operation. The first poll takes place here; later polls are pushed with `priority`. If the operation has a
+/// handle, the future's value goes to `out`.
 pub(crate) fn start<F, R>(
     call: &Call<'_>,
     priority: i32,
-    handle: Option<Arc<Handled<R>>>,
+    out: Option<Out<R>>,
     make: impl FnOnce(&Share) -> F,
 ) -> Result<(), Cause>
 where
@@ -308,10 +273,9 @@ where
 {
     let Some(right) = call.take_right() else { return Ok(()) };
     let core = call.core();
-    right.parent_of().iter().for_each(|family| family.begin_future());
+    right.task().limits().and_then(Limits::parent_of).iter().for_each(|family| family.begin_future());
     let share = Share::new(right, core);
-    let delivery = handle.clone().map(|handle| Delivery { handle, value: None });
-    let future = Box::pin(Running { future: Some(make(&share)), delivery });
+    let future = Box::pin(Running { future: Some(make(&share)), out });
     let task = FutureTask {
         state: PollState::running(),
         core: Arc::clone(core),
@@ -320,61 +284,12 @@ where
         started: UnsafeCell::new(Some(Started { future, share })),
     };
     let task = Arc::new(task);
-    if let Some(handle) = handle {
+    // SAFETY: (1): the future, which has not been polled, has a share of the right to end the operation.
+    if let Some(beside) = unsafe { call.op().beside() } {
         // The reference is weak, so a future to which only its handle refers is lost.
         let to_stop = Arc::downgrade(&task);
-        handle.beside().when_stopping(move || to_stop.upgrade().iter().for_each(Wake::wake_by_ref));
+        beside.when_stopping(move || to_stop.upgrade().iter().for_each(Wake::wake_by_ref));
     }
     task.run();
     Ok(())
-}
-
-/// The job of an operation that is a future and has a handle. The delivery of the future's value reports the result to
-/// the handle. If the operation never starts, this job reports the failure instead.
-pub(crate) struct FutureJob<F, R>(Shared<F, R>);
-
-impl<F, R> FutureJob<F, R> {
-    pub(crate) fn new(oneshot: Arc<Oneshot<R, Cancellable<Option<F>>>>) -> Self {
-        Self(Shared(Some(oneshot)))
-    }
-}
-
-impl<F, R> Job for FutureJob<F, R>
-where
-    F: FnOnce(&Call<'_>, Arc<Handled<R>>) -> Result<(), Cause> + Send + 'static,
-    R: Send + 'static,
-{
-    const REPORTS: bool = true;
-    const CLAIMS: bool = true;
-}
-
-impl<F, R> Work for FutureJob<F, R>
-where
-    F: FnOnce(&Call<'_>, Arc<Handled<R>>) -> Result<(), Cause> + Send + 'static,
-    R: Send + 'static,
-{
-    fn claim(&mut self, _: &Task) -> Claimed {
-        self.0.claim()
-    }
-
-    fn place_of_handle(&mut self) -> Option<NonNull<Place>> {
-        self.0.place()
-    }
-
-    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        let Some(f) = self.0.take_function() else { return Ok(()) };
-        match self.0.0.take() {
-            Some(oneshot) => f(cx, oneshot),
-            None => Ok(()),
-        }
-    }
-
-    fn discard(&mut self) {
-        drop(self.0.take_function());
-    }
-
-    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
-        let failure = result.map_or_else(Clone::clone, |()| self.0.failure());
-        self.0.set(Err(failure))
-    }
 }

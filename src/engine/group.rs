@@ -15,14 +15,12 @@
 //! * `belongs_to`: set before the first push, by the thread that starts the parent. The pointer is only compared.
 //! * `failures`: under their lock. No failure is dropped under the lock, since the drop may run program code.
 //! * `pending`: see [`PendingOps`].
-//! * [`Joined`]: constant, in the record of the member. Any pinned thread may read it until the record is reused.
 //!
 //! This module has no edges of its own: the count hands over what the members did.
 
 use std::{
     collections::BTreeMap,
     iter,
-    mem::MaybeUninit,
     ptr::{self, NonNull},
     sync::Arc,
 };
@@ -30,14 +28,9 @@ use std::{
 use smallvec::SmallVec;
 
 use crate::{
-    engine::kin::KinShare,
+    engine::limits::Tickets,
     error::{op::OpError, wait::WaitError},
-    memory::epoch,
-    notify::{
-        claim::Cancel,
-        pending::{PendingOps, Ticket},
-        wakers::Wakers,
-    },
+    notify::{claim::Cancel, pending::PendingOps, wakers::Wakers},
     sync::{
         Mutex,
         Ordering::Relaxed,
@@ -124,18 +117,31 @@ impl Group {
         }
     }
 
-    /// Counts a member that is about to be pushed.
-    pub(crate) fn enter(self: &Arc<Self>) -> Membership {
+    /// Returns the record of the members' parent, or null if they are not children.
+    pub(super) fn parent_record(&self) -> *const () {
+        // Relaxed: see `set_parent`. If a push misses the store, dumps merely do not show the member as a child of its
+        // parent.
+        self.belongs_to.load(Relaxed)
+    }
+
+    /// Counts a member that is about to be pushed. Returns its tickets and the number of its push.
+    pub(super) fn enter(self: &Arc<Self>) -> (Tickets, u64) {
         let is_counted = |group: &&Arc<Self>| Arc::ptr_eq(group, self) || !removed(step::COUNT_IN_EVERY_GROUP);
-        let tickets = self.path().filter(is_counted).map(|group| group.pending.enter()).collect();
+        let enter = |group: &Arc<Self>| (ptr::from_ref(&group.pending), group.pending.enter());
+        let tickets = self.path().filter(is_counted).map(enter).collect();
         let root = self.path().last().unwrap_or(self);
         // Relaxed: each push by a thread has a higher number than that thread's previous push.
-        let number = root.pushed.fetch_add(1, Relaxed);
-        Membership { group: Arc::clone(self), tickets, number, fails_itself: false, mutates: true, family: None }
+        (tickets, root.pushed.fetch_add(1, Relaxed))
+    }
+
+    /// Counts out a member with these tickets.
+    pub(super) fn leave(self: &Arc<Self>, tickets: &Tickets) {
+        let left = self.path().zip(tickets).filter_map(|(group, &(_, ticket))| group.pending.leave(ticket));
+        left.collect::<SmallVec<[Wakers; 1]>>().into_iter().for_each(Wakers::wake);
     }
 
     /// Keeps a member's failure if it is among the [`MAX_KEPT`] earliest.
-    fn keep(&self, number: u64, failure: Kept) {
+    pub(super) fn keep(&self, number: u64, failure: Kept) {
         let mut failures = lock(&self.failures);
         let before = failures.insert(number, failure);
         let last = if failures.len() > MAX_KEPT { failures.pop_last() } else { None };
@@ -161,158 +167,11 @@ impl Group {
 
 /// The failure of a member.
 #[derive(Clone)]
-struct Kept {
-    failure: OpError,
+pub(super) struct Kept {
+    pub(super) failure: OpError,
     /// Whether the member itself has failed. Otherwise, it was skipped because an earlier operation had failed.
-    is_own: bool,
+    pub(super) is_own: bool,
     /// Whether the member mutates a variable, which therefore failed with it. Exact only for children and a scope's
     /// operations; `true` for every other member.
-    mutates: bool,
-}
-
-/// An operation's membership in a group. The group counts the operation until this value is dropped.
-pub(crate) struct Membership {
-    group: Arc<Group>,
-    /// The member's tickets in the group and in those around it.
-    tickets: SmallVec<[Ticket; 2]>,
-    /// The number of the member's push.
-    number: u64,
-    /// Whether a failure of the member is its own: the member has started or was cancelled.
-    pub(super) fails_itself: bool,
-    /// Whether the member mutates a variable. Exact only for children and a scope's operations; `true` for every other
-    /// member.
     pub(super) mutates: bool,
-    /// The member's share of its family or scope, dropped after the member has been counted out of the group.
-    pub(super) family: Option<KinShare>,
-}
-
-impl Membership {
-    pub(super) fn group(&self) -> &Arc<Group> {
-        &self.group
-    }
-
-    /// Records that the end of a scope has counted the member out of its groups.
-    pub(super) fn abandon(&mut self) {
-        self.tickets.clear();
-    }
-
-    /// Returns the membership's tickets, for threads that know only the member's record.
-    pub(super) fn joined(&self) -> Joined {
-        let counts = self.group.path().map(|group| ptr::from_ref(&group.pending));
-        // Relaxed: see `set_parent`. If a push misses the store, dumps merely do not show the member as a child of its
-        // parent.
-        Joined::new(self.group.belongs_to.load(Relaxed), counts.zip(self.tickets.iter().copied()))
-    }
-
-    /// Keeps the member's failure in its group and in those around it.
-    pub(super) fn fail(&self, failure: &OpError) {
-        let kept = || Kept { failure: failure.clone(), is_own: self.fails_itself, mutates: self.mutates };
-        self.group.path().for_each(|group| group.keep(self.number, kept()));
-    }
-}
-
-/// The number of nested groups whose tickets fit into a member's record. If there are more groups, all tickets are
-/// boxed.
-const LEVELS: usize = 5;
-
-/// The tickets of a member in its group and in those around it, for threads that know only its record. They are valid
-/// as long as the member is counted, and meaningless after that.
-pub(crate) struct Joined {
-    /// The counts. The pointers are only compared.
-    counts: [MaybeUninit<*const PendingOps>; LEVELS],
-    tickets: [MaybeUninit<Ticket>; LEVELS],
-    /// The record of the member's parent, or null. The pointer is only compared. The record belongs to the parent as
-    /// long as the member is pending.
-    parent: *mut (),
-    /// The number of tickets, or [`BOXED`].
-    levels: u32,
-}
-
-/// The value of [`Joined::levels`] if the first pointer points to a boxed [`Tickets`] instead.
-const BOXED: u32 = u32::MAX;
-
-type Tickets = Vec<(*const PendingOps, Ticket)>;
-
-impl Joined {
-    /// Returns the `Joined` of an operation without a group.
-    pub(crate) fn nothing() -> Self {
-        Self {
-            counts: [MaybeUninit::uninit(); LEVELS],
-            tickets: [MaybeUninit::uninit(); LEVELS],
-            parent: ptr::null_mut(),
-            levels: 0,
-        }
-    }
-
-    fn new(parent: *mut (), mut tickets: impl Iterator<Item = (*const PendingOps, Ticket)>) -> Self {
-        let mut joined = Self { parent, ..Self::nothing() };
-        for ((count, ticket), (own_count, own_ticket)) in
-            tickets.by_ref().take(LEVELS).zip(joined.counts.iter_mut().zip(&mut joined.tickets))
-        {
-            own_count.write(count);
-            own_ticket.write(ticket);
-            joined.levels += 1;
-        }
-        let Some(next) = tickets.next() else { return joined };
-        let all: Tickets = joined.inline().chain([next]).chain(tickets).collect();
-        joined.levels = BOXED;
-        joined.counts[0].write(Box::into_raw(Box::new(all)).cast_const().cast());
-        joined
-    }
-
-    fn inline(&self) -> impl Iterator<Item = (*const PendingOps, Ticket)> {
-        let levels = if self.levels == BOXED { 0 } else { self.levels as usize };
-        self.counts.iter().zip(&self.tickets).take(levels).map(|(count, ticket)| {
-            // SAFETY: `new` has initialised this many of both.
-            let count = unsafe { count.assume_init() };
-            // SAFETY: `new` has initialised this many of both.
-            (count, unsafe { ticket.assume_init() })
-        })
-    }
-
-    fn boxed(&self) -> Option<*mut Tickets> {
-        // SAFETY: with this number of levels, `new` has initialised the first pointer.
-        (self.levels == BOXED).then(|| unsafe { self.counts[0].assume_init() }.cast::<Tickets>().cast_mut())
-    }
-
-    fn tickets(&self) -> impl Iterator<Item = (*const PendingOps, Ticket)> {
-        // SAFETY: dropping `self` only retires the box, so it is not freed while a thread that may read it is pinned.
-        let boxed = self.boxed().map(|tickets| unsafe { &*tickets }.iter().copied());
-        self.inline().chain(boxed.into_iter().flatten())
-    }
-
-    /// Returns the operation's ticket in `pending`, if it has one.
-    pub(super) fn ticket_in(&self, pending: &PendingOps) -> Option<Ticket> {
-        self.tickets().find_map(|(count, ticket)| ptr::eq(count, pending).then_some(ticket))
-    }
-
-    /// Returns the counts that the operation has joined, innermost first. They may no longer exist, so the pointers may
-    /// only be compared.
-    pub(super) fn counts(&self) -> impl Iterator<Item = *const PendingOps> {
-        self.tickets().map(|(count, _)| count)
-    }
-
-    /// Returns the record of the operation's parent, if it is a child.
-    pub(super) fn parent(&self) -> Option<NonNull<()>> {
-        NonNull::new(self.parent)
-    }
-}
-
-impl Drop for Joined {
-    fn drop(&mut self) {
-        if let Some(tickets) = self.boxed() {
-            // SAFETY: the pointer is from a box, and this is its only drop.
-            let tickets = unsafe { Box::from_raw(tickets) };
-            // The tickets are retired, since a pinned thread that has found the operation may still read them.
-            // SAFETY: the tickets are plain memory.
-            unsafe { epoch::pin().retire(move || drop(tickets)) };
-        }
-    }
-}
-
-impl Drop for Membership {
-    fn drop(&mut self) {
-        let left = self.group.path().zip(&self.tickets).filter_map(|(group, &ticket)| group.pending.leave(ticket));
-        left.collect::<SmallVec<[Wakers; 1]>>().into_iter().for_each(Wakers::wake);
-    }
 }

@@ -30,11 +30,10 @@ use std::{fmt, mem::ManuallyDrop, sync::Arc, thread};
 use crate::{
     engine::{
         core::Core,
-        group::Group,
         keeps_open::KeepsOpen,
         kin::Kin,
-        right::{Deliver, Right},
-        task::Task,
+        limits::Limits,
+        task::{Beside, Task},
     },
     error::op::{Cause, OpError},
     sync::{
@@ -45,7 +44,7 @@ use crate::{
         edge::{self, acquire_all, release},
         lock,
     },
-    tracker::Op,
+    tracker::{Op, OpRef},
 };
 
 /// How an operation that holds its variables ends.
@@ -55,12 +54,12 @@ enum Ending {
     /// The guards were taken. The engine stays open until the operation has ended.
     Taken(KeepsOpen<false>),
     /// The future has ended.
-    Future(Result<(), OpError>, Option<Box<dyn Deliver>>),
+    Future(Result<(), OpError>),
 }
 
 /// An operation that holds its variables.
 struct Held {
-    right: UnsafeCell<ManuallyDrop<Right<Task>>>,
+    right: UnsafeCell<ManuallyDrop<OpRef<Task>>>,
     core: Arc<Core>,
     /// The number of shares. The counter has 64 bits on every platform, so it cannot wrap even if guards are leaked.
     shares: AtomicU64,
@@ -84,13 +83,13 @@ impl Held {
         // SAFETY: (1) makes this thread the only user of the field.
         let right = self.right.with_mut(|right| unsafe { &mut *right });
         // SAFETY: the field is taken only once (1).
-        let mut right = unsafe { ManuallyDrop::take(right) };
+        let right = unsafe { ManuallyDrop::take(right) };
         let ending = std::mem::replace(&mut *lock(&self.ending), Ending::Unused);
-        let panicked = |right: &Right<Task>| {
+        let panicked = |right: &OpRef<Task>| {
             // Relaxed: this thread has acquired the store (1).
-            let panicked = self.panicked.load(Relaxed) && right.op().accesses().iter().any(|a| a.mode().is_write());
+            let panicked = self.panicked.load(Relaxed) && right.accesses().iter().any(|a| a.mode().is_write());
             let cause = || Cause::Panic(Some("a guard was dropped by a panic".to_owned()));
-            if panicked { Err(right.op().task().failed_by(cause())) } else { Ok(()) }
+            if panicked { Err(right.task().failed_by(cause())) } else { Ok(()) }
         };
         match ending {
             Ending::Unused => self.core.release(right),
@@ -99,11 +98,8 @@ impl Held {
                 self.core.resolve_with(right, result);
                 drop(keeps_open);
             }
-            Ending::Future(result, deliver) => {
+            Ending::Future(result) => {
                 let result = result.and_then(|()| panicked(&right));
-                if let Some(deliver) = deliver {
-                    right.observers().deliver = Some(deliver.into());
-                }
                 self.core.resolve_with(right, result);
             }
         }
@@ -126,7 +122,7 @@ impl fmt::Debug for Share {
 
 impl Share {
     /// Creates the first share.
-    pub(super) fn new(right: Right<Task>, core: &Arc<Core>) -> Self {
+    pub(super) fn new(right: OpRef<Task>, core: &Arc<Core>) -> Self {
         let held = Held {
             right: UnsafeCell::new(ManuallyDrop::new(right)),
             core: Arc::clone(core),
@@ -148,29 +144,30 @@ impl Share {
         &self.held.core
     }
 
-    fn right(&self) -> &Right<Task> {
+    fn right(&self) -> &OpRef<Task> {
         // SAFETY: the right is taken only when no share is left.
         self.held.right.with(|right| unsafe { &*right })
     }
 
     /// Returns the operation.
     pub(crate) fn op(&self) -> &Op<Task> {
-        self.right().op()
+        self.right()
     }
 
-    /// Returns the operation's group.
-    pub(super) fn group(&self) -> Option<&Arc<Group>> {
-        self.right().group()
+    /// Returns the operation's limits, if it has any.
+    pub(super) fn limits(&self) -> Option<&Limits> {
+        self.op().task().limits()
     }
 
-    /// Returns the family to which the operation belongs, if it is a child.
-    pub(super) fn family(&self) -> Option<&Arc<dyn Kin>> {
-        self.right().family()
+    /// Returns the state beside the operation's result, if it has a handle.
+    pub(super) fn beside(&self) -> Option<&Beside> {
+        // SAFETY: (1): this is a share of the right to end the operation.
+        unsafe { self.op().beside() }
     }
 
     /// Returns the family of the operation, if it has children.
     pub(crate) fn parent_of(&self) -> Option<&Arc<dyn Kin>> {
-        self.right().parent_of()
+        self.limits()?.parent_of()
     }
 
     /// Records that the guards, which keep the engine open from now on, were taken.
@@ -179,8 +176,8 @@ impl Share {
     }
 
     /// Records how the operation's future ended, and drops the future's share.
-    pub(super) fn end(self, result: Result<(), OpError>, deliver: Option<Box<dyn Deliver>>) {
-        *lock(&self.held.ending) = Ending::Future(result, deliver);
+    pub(super) fn end(self, result: Result<(), OpError>) {
+        *lock(&self.held.ending) = Ending::Future(result);
     }
 }
 

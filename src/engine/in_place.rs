@@ -35,7 +35,7 @@ impl Core {
     pub(super) fn publish(op: &OpRef<Task>) {
         // A device's thread has no pending operation of its own. If a waiter completed this operation, the engine could
         // end before the entry was in its queue.
-        if !op.task().has(flag::CLAIMS)
+        if !op.task().has(flag::REPORTS)
             || op.task().has(flag::ASYNC | flag::ON_DEVICE)
             || worker_thread::serves_device()
         {
@@ -75,7 +75,7 @@ impl Core {
                 false => ready_loop::take_deferred_if(self, wanted),
             };
             let Some(op) = taken else { break };
-            let op = if op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
+            let op = if op.task().has(flag::REPORTS) { op.pop_entry() } else { Some(op) };
             if let Some(op) = op {
                 worker_thread::note_helped();
                 self.run_on_this_stack(op);

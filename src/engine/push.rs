@@ -5,7 +5,7 @@
 //! 1. [`check_and_sort`](Core::check_and_sort): the push is refused unless every variable belongs to this engine and is
 //!    not deleted, or if the function would receive two references to a value, one of them mutable. The accesses are
 //!    sorted by variable, and accesses to the same variable are merged.
-//! 2. [`begin_inline`](Core::begin_inline): the operation is counted as pending and receives a record, if the engine
+//! 2. [`begin`](Core::begin): the operation is counted as pending and receives a record, if the engine
 //!    accepts it.
 //! 3. [`Task::fill_erased`]: the job, which contains the function, is moved into the record.
 //! 4. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation
@@ -49,25 +49,18 @@ impl Core {
         entries: &mut [Entry],
         job: ErasedJob,
     ) -> Result<(), PushError> {
-        // SAFETY: the task is filled and the operation enqueued below.
-        let op = match unsafe { self.check_and_begin(spec, location, entries) } {
-            Ok(op) => op,
+        match self.check_and_sort(entries, &spec.name, location) {
+            Ok(entries) => self.push_sorted(spec, spec.priority, location, entries, job),
             Err(error) => {
-                // `?` is not used, since it would drop `job` as this function returns, and if that drop panicked, the
-                // return value would leak.
+                // `?` is not used, for the reason given in `create`.
                 drop(job);
-                return Err(error);
+                Err(error)
             }
-        };
-        // SAFETY: `check_and_begin` has begun the task, and no other thread knows it yet.
-        unsafe { Task::describe(op.task_ptr(), spec.name.clone(), location) };
-        // SAFETY: `check_and_begin` has begun the task, and no other thread knows it yet.
-        unsafe { Task::fill_erased(op.task_ptr(), job) };
-        self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, entries))
+        }
     }
 
-    /// [`push`](Self::push) for an operation with up to [`INLINE_ACCESSES`] accesses, no properties except a name, and a
-    /// job that is [straight](is_straight). Takes the way for the number of accesses. Inlined, since the caller may know
+    /// [`push`](Self::push) for an operation with up to [`INLINE_ACCESSES`] accesses, no properties except a name and no
+    /// limits. Takes the way for the number of accesses. Inlined, since the caller may know
     /// this number; the entries are dropped before the push, so that they need not be in memory.
     #[inline(always)]
     pub(crate) fn push_plain<J: Job>(
@@ -77,7 +70,7 @@ impl Core {
         entries: impl Deref<Target = [Entry]>,
         job: J,
     ) -> Result<(), PushError> {
-        debug_assert!(is_straight::<J>() && entries.len() <= INLINE_ACCESSES);
+        debug_assert!(entries.len() <= INLINE_ACCESSES);
         match *entries {
             [a] => {
                 drop(entries);
@@ -99,8 +92,7 @@ impl Core {
         }
     }
 
-    /// [`push`](Self::push) for an operation with one access, no properties except a name, and a job that is
-    /// [straight](is_straight), compiled as one function because such operations are the most frequent.
+    /// [`push`](Self::push) for an operation with one access, no properties except a name, compiled as one function because such operations are the most frequent.
     #[inline(never)]
     pub(crate) fn push_sole<J: Job>(
         self: &Arc<Self>,
@@ -109,7 +101,6 @@ impl Core {
         mut entry: Entry,
         job: J,
     ) -> Result<(), PushError> {
-        debug_assert!(is_straight::<J>());
         // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
         let queue = unsafe { entry.cell.as_ref() }.queue();
         if !self.is_straight || queue.owner() != self.tag() || queue.is_closed() {
@@ -130,7 +121,7 @@ impl Core {
         op.mark(self.mark());
         let pushed = tracker::push_sole(op);
         if let Some(op) = pushed.ready {
-            self.schedule_pushed(op, J::CLAIMS);
+            self.schedule_pushed(op, J::REPORTS);
         }
         if pushed.rejected { Err(Rejected.into_error(&Name::from(name), location, &[entry])) } else { Ok(()) }
     }
@@ -145,7 +136,6 @@ impl Core {
         mut entries: [Entry; N],
         job: J,
     ) -> Result<(), PushError> {
-        debug_assert!(is_straight::<J>());
         let mut job = ManuallyDrop::new(job);
         let erased = (Task::fill_job::<J> as FillJob, (&raw mut job).cast());
         // SAFETY: (1): the pointer is to the job, which is not used again unless the push is refused.
@@ -158,8 +148,7 @@ impl Core {
         }
     }
 
-    /// [`push`](Self::push) for an operation with no accesses, no properties except a name, and a job that is
-    /// [straight](is_straight). The operation enters no queue, so it is ready.
+    /// [`push`](Self::push) for an operation with no accesses, no properties except a name. The operation enters no queue, so it is ready.
     #[inline(never)]
     pub(crate) fn push_free<J: Job>(
         self: &Arc<Self>,
@@ -167,7 +156,6 @@ impl Core {
         location: &'static Location<'static>,
         job: J,
     ) -> Result<(), PushError> {
-        debug_assert!(is_straight::<J>());
         if !self.is_straight {
             return self.push_slowly(name, location, &mut [], ErasedJob::new(job));
         }
@@ -181,7 +169,7 @@ impl Core {
             self.record_plain_push(&op, name, location, &[]);
         }
         op.mark(self.mark());
-        self.schedule_pushed(op, J::CLAIMS);
+        self.schedule_pushed(op, J::REPORTS);
         Ok(())
     }
 
@@ -246,7 +234,7 @@ impl Core {
         op.mark(self.mark());
         let pushed = tracker::push(op);
         if let Some(op) = pushed.ready {
-            let claims = op.task().has(flag::CLAIMS);
+            let claims = op.task().has(flag::REPORTS);
             self.schedule_pushed(op, claims);
         }
         if pushed.rejected { FewPushed::Rejected } else { FewPushed::Accepted }
@@ -274,7 +262,7 @@ impl Core {
     #[inline(always)]
     fn enter_if_open(self: &Arc<Self>) -> Option<Ticket> {
         let ticket = self.pending.enter();
-        // Relaxed: as in `begin_inline`.
+        // Relaxed: as in `begin`.
         let phase = self.phase.load(Relaxed);
         if phase != phase::OPEN && !removed(step::PHASE_REFUSES) {
             if phase != phase::FORKED {
@@ -300,14 +288,13 @@ impl Core {
     }
 
     /// Pushes an operation whose entries have passed [`check_and_sort`](Self::check_and_sort).
-    #[inline]
     pub(crate) fn push_sorted(
         self: &Arc<Self>,
         spec: &Spec,
         priority: i32,
         location: &'static Location<'static>,
         entries: &[Entry],
-        job: impl Job,
+        job: ErasedJob,
     ) -> Result<(), PushError> {
         let op = self.create(spec, priority, location, entries, job)?;
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, entries))
@@ -315,19 +302,28 @@ impl Core {
 
     /// Creates an operation whose entries have passed [`check_and_sort`](Self::check_and_sort). The caller must
     /// [enqueue](Self::enqueue) it.
-    #[inline]
     pub(super) fn create(
         self: &Arc<Self>,
         spec: &Spec,
         priority: i32,
         location: &'static Location<'static>,
         entries: &[Entry],
-        job: impl Job,
+        job: ErasedJob,
     ) -> Result<OpRef<Task>, PushError> {
         // SAFETY: the task is filled below, and the caller enqueues the operation.
-        let op = unsafe { self.begin(spec, priority, entries) }?;
+        let op = match unsafe { self.begin(spec, priority, entries) } {
+            Ok(op) => op,
+            Err(error) => {
+                // `?` is not used, since it would drop `job` as this function returns, and if that drop panicked, the
+                // return value would leak.
+                drop(job);
+                return Err(error);
+            }
+        };
         // SAFETY: `begin` has begun the task, and no other thread knows it yet.
-        unsafe { Task::fill(op.task_ptr(), spec.name.clone(), location, job) };
+        unsafe { Task::describe(op.task_ptr(), spec.name.clone(), location) };
+        // SAFETY: `begin` has begun the task, and no other thread knows it yet.
+        unsafe { Task::fill_erased(op.task_ptr(), job) };
         Ok(op)
     }
 
@@ -392,42 +388,12 @@ impl Core {
         Ok(entries)
     }
 
-    /// Runs [`check_and_sort`](Self::check_and_sort), then [`begin_inline`](Self::begin_inline).
-    ///
-    /// # Safety
-    /// 1. The caller [fills](Task::fill) the task, and then [enqueues](Self::enqueue) the operation.
-    unsafe fn check_and_begin(
-        self: &Arc<Self>,
-        spec: &Spec,
-        location: &'static Location<'static>,
-        entries: &mut [Entry],
-    ) -> Result<OpRef<Task>, PushError> {
-        let entries = self.check_and_sort(entries, &spec.name, location)?;
-        // SAFETY: (1): `begin_inline` has the same contract, which the caller upholds.
-        unsafe { self.begin_inline(spec, spec.priority, entries) }
-    }
-
-    /// [`begin_inline`](Self::begin_inline), compiled once.
-    ///
-    /// # Safety
-    /// 1. The caller [fills](Task::fill) the task, and then [enqueues](Self::enqueue) the operation.
-    unsafe fn begin(self: &Arc<Self>, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
-        // SAFETY: (1): `begin_inline` has the same contract, which the caller upholds.
-        unsafe { self.begin_inline(spec, priority, entries) }
-    }
-
     /// Counts an operation as pending and creates its record, if the engine accepts it. The entries must have passed
     /// [`check_and_sort`](Self::check_and_sort).
     ///
     /// # Safety
     /// 1. The caller [fills](Task::fill) the task, and then [enqueues](Self::enqueue) the operation.
-    #[inline(always)]
-    unsafe fn begin_inline(
-        self: &Arc<Self>,
-        spec: &Spec,
-        priority: i32,
-        entries: &[Entry],
-    ) -> Result<OpRef<Task>, PushError> {
+    unsafe fn begin(self: &Arc<Self>, spec: &Spec, priority: i32, entries: &[Entry]) -> Result<OpRef<Task>, PushError> {
         let mut ticket = self.pending.enter();
         // Relaxed: the operation was counted first. Either the shutdown's wait covers it, or it entered a generation
         // that was opened after the phase was set; entering has acquired what preceded the opening (edge `open`), so
@@ -485,7 +451,7 @@ impl Core {
         }
         self.hold_back(None)?;
         let ticket = self.pending.enter();
-        // Relaxed: as in `begin_inline`.
+        // Relaxed: as in `begin`.
         match self.phase.load(Relaxed) {
             phase::BOUNDED => {
                 self.begin_push();
@@ -550,15 +516,10 @@ fn init_task(
         // SAFETY: the record's creation passes a pointer to uninitialised memory for a task, which is filled below.
         unsafe { Task::begin(task, ticket, 0, flags) };
         // SAFETY: the task was begun, and no other thread knows it yet.
-        unsafe { Task::fill(task, Name::from(name), location, job) };
+        unsafe { Task::describe(task, Name::from(name), location) };
+        // SAFETY: the task was begun, and no other thread knows it yet.
+        unsafe { Task::fill(task, job) };
     }
-}
-
-/// Returns whether jobs of this type may be pushed by [`push_plain`](Core::push_plain) if the operation is not
-/// asynchronous: they either report to a handle, through which the operation can be cancelled, or do neither, and join
-/// no group.
-pub(crate) const fn is_straight<J: Job>() -> bool {
-    J::CLAIMS == J::REPORTS && !J::JOINS
 }
 
 /// The result of [`push_erased`](Core::push_erased).

@@ -22,8 +22,9 @@ use crate::{
     engine::{
         core::Core,
         frame::Call,
+        job::plain,
         spec::Spec,
-        task::{ErasedJob, FnJob, flag},
+        task::{ErasedJob, flag},
         worker_thread,
     },
     scheduler::LONGEST_STAY,
@@ -76,7 +77,7 @@ pub(super) fn regain_worker(deadline: Option<Instant>) {
         cx.core().give_to_returning(lane);
         Ok(())
     };
-    let pushed = core.push(&spec, Location::caller(), &mut [], ErasedJob::new(FnJob::new(give)));
+    let pushed = core.push(&spec, Location::caller(), &mut [], ErasedJob::new(plain(give)));
     debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     if let Some(worker) = core.threads().await_worker(lane, &place, Some(until)) {
         worker_thread::resume(worker);

@@ -16,9 +16,9 @@ use crate::{
         family::Family,
         frame::{self, Call, Frame, Holds},
         kin::Kin,
+        limits::Limits,
         no_wait::{self, NoWait},
         record::{FullRecording, NoRecording, RunRecording},
-        right::Right,
         task::{Cleanup, Task, flag},
     },
     error::op::{Cause, OpError},
@@ -34,7 +34,7 @@ impl Core {
     /// Runs a ready operation on this thread and adds to `ready` the operations that become ready. The caller must
     /// dispatch these and then [run](Self::finish) the epilogue.
     pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
-        if op.task().has(flag::CLAIMS) {
+        if op.task().has(flag::REPORTS) {
             return self.execute_otherwise(Unfinished { op, called: None }, ready);
         }
         match self.execute_plainly(op, ready) {
@@ -64,7 +64,7 @@ impl Core {
         recording: &impl RunRecording,
         otherwise: impl Fn(Unfinished, &mut ReadyList<Task>) -> R,
     ) -> Result<Ticket, R> {
-        if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::CLAIMS | recording.unrecorded())
+        if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::REPORTS | recording.unrecorded())
             || removed(engine_step::SCHEDULE_THEN_NOTIFY)
             || !self.is_sound(&op)
         {
@@ -72,11 +72,11 @@ impl Core {
         }
         recording.start(&op);
         // `?` is not used: a value that might need to be dropped would cost instructions.
-        match self.call(&op) {
+        match self.call::<false>(&op) {
             Ok(()) => {}
             failed => return Err(otherwise(Unfinished { op, called: Some(failed) }, ready)),
         }
-        if op.task().has(flag::SILENT | flag::REPORTS) {
+        if op.task().has(flag::SILENT) {
             return Err(otherwise(Unfinished { op, called: Some(Ok(())) }, ready));
         }
         recording.end(&op);
@@ -111,7 +111,7 @@ impl Core {
                     self.start_parent(op);
                     return Epilogue::Nothing;
                 }
-                let result = self.call(&op);
+                let result = self.call::<true>(&op);
                 self.complete(op, result, FnState::Called, ready)
             }
             Disposition::Skip(failure) => self.skip(op, failure, ready),
@@ -123,14 +123,15 @@ impl Core {
         }
     }
 
-    /// Calls the function of `op`.
+    /// Calls the function of `op`. `LIMITED` says whether the operation may have limits.
     #[inline]
-    fn call(self: &Arc<Self>, op: &OpRef<Task>) -> Result<(), OpError> {
+    fn call<const LIMITED: bool>(self: &Arc<Self>, op: &OpRef<Task>) -> Result<(), OpError> {
         op.mark(self.started_mark());
         let result = panics::catch(|| {
             frame::enter(self, op, Holds::Variables, |frame| {
+                let call = Call::new(frame, None);
                 // SAFETY: this thread owns the ready operation, and starts it only here.
-                unsafe { op.start(&Call::new(frame, None)) }
+                unsafe { if LIMITED { op.start_in_limits(&call) } else { op.start(&call) } }
             })
         });
         self.result_of(op, result)
@@ -143,7 +144,7 @@ impl Core {
             no_wait::without_waits(NoWait::DeviceFunction, || {
                 frame::enter(self, op, Holds::Variables, |frame| {
                     // SAFETY: this thread owns the ready operation, and starts it only here.
-                    unsafe { op.start(&Call::new(frame, Some(stream))) }
+                    unsafe { op.start_in_limits(&Call::new(frame, Some(stream))) }
                 })
             })
         });
@@ -177,12 +178,13 @@ impl Core {
     fn start_parent(self: &Arc<Self>, op: OpRef<Task>) {
         op.mark(self.started_mark());
         let hold = op.hold();
-        let family = Family::of_sync(self, op);
+        // SAFETY: (1): this thread owns the ready operation, and the flag says that there is a plan.
+        let family = unsafe { Family::of_sync(self, op) };
         let kin: Arc<dyn Kin> = Arc::<Family>::clone(&family);
         let result = panics::catch(|| {
             frame::enter(self, &hold, Holds::Variables, |frame| {
                 // SAFETY: this thread owns the ready operation, which the family keeps, and starts it only here.
-                frame.in_family(&kin, || unsafe { hold.start(&Call::new(frame, None)) })
+                frame.in_family(&kin, || unsafe { hold.start_in_limits(&Call::new(frame, None)) })
             })
         });
         let result = self.result_of(&hold, result);
@@ -199,16 +201,17 @@ impl Core {
         op.mark(self.started_mark());
         // The completion may end the operation while its function still runs.
         let hold = op.hold();
-        let family = op.task().has(flag::PARENT).then(|| Family::of_async(self, &hold));
+        // SAFETY: (1): this thread owns the ready operation, and the flag says that there is a plan.
+        let family = op.task().has(flag::PARENT).then(|| unsafe { Family::of_async(self, &hold) });
         let kin = family.as_ref().map(|family| Arc::<Family>::clone(family) as Arc<dyn Kin>);
-        let mut right = Right::new(op);
-        if let Some(kin) = &kin {
-            right.observers().parent_of = Some(Arc::clone(kin));
+        if let (Some(limits), Some(kin)) = (op.task().limits(), &kin) {
+            // SAFETY: (1): this thread owns the ready operation, which is about to start.
+            unsafe { limits.set_parent_of(Some(Arc::clone(kin))) };
         }
         let mut lost = None;
         let result = panics::catch(|| {
-            frame::enter_async(self, &hold, right, |frame| {
-                struct TakeRight<'a>(&'a Frame, &'a mut Option<Right<Task>>);
+            frame::enter_async(self, &hold, op, |frame| {
+                struct TakeRight<'a>(&'a Frame, &'a mut Option<OpRef<Task>>);
                 impl Drop for TakeRight<'_> {
                     fn drop(&mut self) {
                         *self.1 = self.0.take_right();
@@ -216,7 +219,7 @@ impl Core {
                 }
                 let _take = TakeRight(frame, &mut lost);
                 // SAFETY: this thread owns the ready operation, and starts it only here.
-                let start = || unsafe { hold.start(&Call::new(frame, None)) };
+                let start = || unsafe { hold.start_in_limits(&Call::new(frame, None)) };
                 match &kin {
                     Some(kin) => frame.in_family(kin, start),
                     None => start(),
@@ -269,7 +272,7 @@ impl Core {
         self: &Arc<Self>,
         family: &Family,
         op: Hold<Task>,
-        lost: Option<Right<Task>>,
+        lost: Option<OpRef<Task>>,
         failure: Option<OpError>,
     ) -> Epilogue {
         let mut cleanup = Cleanup::default();
@@ -284,8 +287,7 @@ impl Core {
             (None, Some(failure)) => Err(failure),
             (Some(right), failure) => {
                 let failure = failure.unwrap_or_else(|| op.task().failed_by(Cause::LostCompletion));
-                let (right, observers) = right.into_parts();
-                family.end_completion(right, observers, Ok(()));
+                family.end_completion(right, Ok(()));
                 Err(failure)
             }
         };
@@ -306,40 +308,35 @@ impl Core {
         }
     }
 
-    /// [`complete`](Self::complete) for an asynchronous operation whose function was called. Reports the result to the
-    /// recipients held by the right.
+    /// [`complete`](Self::complete) for an asynchronous operation whose function was called. If the operation has a
+    /// family, the family completes it.
     fn complete_by_right(
         &self,
-        right: Right<Task>,
+        right: OpRef<Task>,
         result: Result<(), OpError>,
         function: FnState,
         ready: &mut ReadyList<Task>,
     ) -> Epilogue {
-        let family = right.parent_of().and_then(Family::from_kin);
-        let (op, observers) = right.into_parts();
-        if let Some(family) = family {
-            family.end_completion(op, observers, result);
+        let kin = right.task().limits().and_then(Limits::parent_of);
+        if let Some(family) = kin.and_then(Family::from_kin) {
+            family.end_completion(right, result);
             return Epilogue::Nothing;
         }
-        let mut epilogue = self.complete(op, result, function, ready);
-        if let (Some(observers), Epilogue::CleanUp(completed)) = (observers, &mut epilogue) {
-            completed.report_to(*observers);
-        }
-        epilogue
+        self.complete(right, result, function, ready)
     }
 
     /// Completes an asynchronous operation on behalf of its completion.
-    pub(crate) fn resolve(self: &Arc<Self>, right: Right<Task>, result: Result<(), Cause>) {
+    pub(crate) fn resolve(self: &Arc<Self>, right: OpRef<Task>, result: Result<(), Cause>) {
         if self.is_forked() {
             return std::mem::forget((right, result));
         }
-        let result = result.map_err(|cause| right.op().task().failed_by(cause));
+        let result = result.map_err(|cause| right.task().failed_by(cause));
         self.resolve_with(right, result);
     }
 
     /// [`resolve`](Self::resolve) with a result whose error is already the operation's failure.
-    pub(super) fn resolve_with(self: &Arc<Self>, right: Right<Task>, own: Result<(), OpError>) {
-        let early = right.op().task().async_state().and_then(AsyncState::resolve);
+    pub(super) fn resolve_with(self: &Arc<Self>, right: OpRef<Task>, own: Result<(), OpError>) {
+        let early = right.task().async_state().and_then(AsyncState::resolve);
         let (result, second) = match early {
             Some(failure) => (Err(failure), own.err()),
             None => (own, None),
@@ -357,13 +354,10 @@ impl Core {
     }
 
     /// Completes an asynchronous operation whose guards were never taken. Its variables remain unchanged.
-    pub(super) fn release(self: &Arc<Self>, right: Right<Task>) {
-        let family = right.parent_of().and_then(Family::from_kin);
-        let (op, observers) = right.into_parts();
-        if let Some(family) = family {
+    pub(super) fn release(self: &Arc<Self>, op: OpRef<Task>) {
+        if op.task().has(flag::LIMITED) {
             // A panic dropped the guards before the future existed.
-            let _running = self.run_without_worker();
-            return family.end_completion(op, observers, Ok(()));
+            return self.resolve_with(op, Ok(()));
         }
         let _ = op.task().async_state().map(AsyncState::resolve);
         let ticket = op.task().ticket;

@@ -13,9 +13,10 @@ use crate::{
     engine::{
         core::Core,
         frame::{self, Call},
+        job::plain,
         regain::regain_worker,
         spec::Spec,
-        task::{ErasedJob, FnJob, Task, flag},
+        task::{ErasedJob, Task, flag},
         worker_thread, workers,
     },
     error::build::{BuildError, ShutdownError},
@@ -169,7 +170,7 @@ impl Core {
             cx.core().lay_aside(lane);
             Ok(())
         };
-        let pushed = self.push(&spec, Location::caller(), &mut [], ErasedJob::new(FnJob::new(lay_aside)));
+        let pushed = self.push(&spec, Location::caller(), &mut [], ErasedJob::new(plain(lay_aside)));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 

@@ -3,9 +3,9 @@
 //! # States
 //!
 //! 1. *Begun* ([`Task::begin`]): the ticket, the lane and the flags are set.
-//! 2. *Filled* ([`Task::fill`], or [`Task::describe`] with [`Task::fill_job`] or [`Task::fill_erased`]): the name, the
-//!    location and the function are set. The operation may be enqueued. If the engine records, the operation receives a
-//!    number first ([`Task::set_recorded`]).
+//! 2. *Filled* ([`Task::describe`] with [`Task::fill`], [`Task::fill_job`] or [`Task::fill_erased`]): the name, the
+//!    location, the job and the limits are set. The operation may be enqueued. If the engine records, the operation
+//!    receives a number first ([`Task::set_recorded`]).
 //! 3. *Started* ([`Op::start`]), at most once: the function has run or is running. If the function does not run, it is
 //!    [discarded](Op::discard) in the epilogue instead.
 //! 4. *Reported* ([`Op::report`]): the result is set, if the operation reports one.
@@ -16,9 +16,10 @@
 //! # Who may touch what
 //!
 //! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation may
-//!   end on another thread while its function runs; ending it does not touch the body. The job's table and what the job
-//!   has [joined](Joined) are constant once the task is filled. Any pinned thread may read these parts until the record
-//!   is reused, since a record's memory outlives its task.
+//!   end on another thread while [`Job::start`] runs. Ending it touches the job only if the job
+//!   [may end early](Job::ENDS_EARLY). The table is constant.
+//! * What `limits` points to: see [`Limits`]. The pointer is constant once the task is filled, and the limits outlive the
+//!   task until the epoch has passed.
 //! * `waited`: the owner of the ready operation.
 //! * `progress`: see [`AsyncState`].
 //! * The other fields are constant once the operation is enqueued.
@@ -38,16 +39,16 @@ use std::{
 use crate::{
     device::{gpus::MAX_GPUS, timeline::LANES_PER_GPU},
     engine::{
-        cancellable::Place,
+        cancellable::{Cancellable, Function, Place},
         frame::Call,
-        group::{Joined, Membership},
+        limits::Limits,
     },
     error::{
         deadlock::Pushed,
         op::{Cause, OpError},
     },
     memory::epoch,
-    notify::{async_state::AsyncState, oneshot::Oneshot, pending::Ticket, wakers::Wakers},
+    notify::{async_state::AsyncState, claim::Cancel, oneshot::Oneshot, pending::Ticket, wakers::Wakers},
     sync::{Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell},
     system::panics,
     trace::OpId,
@@ -59,8 +60,8 @@ use crate::{
 pub(crate) mod flag {
     /// Runs immediately, on the thread that finds it ready.
     pub(crate) const INLINE: u16 = 1;
-    /// Must be claimed before it starts: [`Job::CLAIMS`](super::Job::CLAIMS).
-    pub(crate) const CLAIMS: u16 = 2;
+    /// Must be claimed before it starts, and reports its result: [`Job::REPORTS`](super::Job::REPORTS).
+    pub(crate) const REPORTS: u16 = 2;
     /// Runs on the pushing thread if it is ready when pushed, unless it is a child or is pushed inside a device
     /// operation's function.
     pub(crate) const EAGER: u16 = 4;
@@ -70,8 +71,8 @@ pub(crate) mod flag {
     pub(crate) const ASYNC: u16 = 16;
     /// Belongs to a device lane.
     pub(crate) const ON_DEVICE: u16 = 32;
-    /// Reports its result: [`Job::REPORTS`](super::Job::REPORTS).
-    pub(crate) const REPORTS: u16 = 64;
+    /// Has [limits](super::Limits). Such an operation also has `REPORTS`.
+    pub(crate) const LIMITED: u16 = 64;
     /// Has its events recorded.
     pub(crate) const RECORDED: u16 = 128;
     /// Runs even if one of its variables has failed.
@@ -97,6 +98,9 @@ pub(crate) mod flag {
 const NO_LANE_LEFT: u8 = u8::MAX;
 const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 
+/// [`Task::fill_job`] for the jobs of some type.
+pub(super) type FillJob = unsafe fn(*mut Task, *mut ());
+
 /// The engine's part of an operation's record. If the operation has only one access, the task starts a cache line that
 /// also has room for a small function. Fields needed by only some operations are not initialised in the others.
 #[repr(C)]
@@ -111,6 +115,8 @@ pub(crate) struct Task {
     /// Initialised if [`flag::NAMED`] is set.
     name: MaybeUninit<Name>,
     body: UnsafeCell<MaybeUninit<InlineJob>>,
+    /// From a box. Initialised if [`flag::LIMITED`] is set.
+    limits: MaybeUninit<NonNull<Limits>>,
     /// Initialised if [`flag::ASYNC`] is set.
     progress: MaybeUninit<AsyncState<OpError>>,
     /// The operation's number. Initialised if [`flag::RECORDED`] is set.
@@ -151,19 +157,6 @@ impl Task {
         }
     }
 
-    /// Initialises the name, the location and the function of a task. `name` must agree with the flags: without
-    /// [`flag::NAMED`] it is dropped, and without [`flag::OWNS_NAME`] the memory that it owns is never freed.
-    ///
-    /// # Safety
-    /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
-    #[inline]
-    pub(crate) unsafe fn fill<W: Job>(task: *mut Self, name: Name, location: &'static Location<'static>, work: W) {
-        // SAFETY: (1).
-        unsafe { Self::describe(task, name, location) };
-        // SAFETY: (1).
-        unsafe { Self::fill_with(task, work) };
-    }
-
     /// Initialises the name and the location of a task. `name` must agree with the flags: without [`flag::NAMED`] it is
     /// dropped, and without [`flag::OWNS_NAME`] the memory that it owns is never freed.
     ///
@@ -178,44 +171,41 @@ impl Task {
         }
     }
 
-    /// Moves a job of any type into a task. With [`describe`](Self::describe), this does what [`fill`](Self::fill)
-    /// does.
+    /// Moves a job of any type and its limits into a task.
     ///
     /// # Safety
     /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
-    pub(super) unsafe fn fill_erased(task: *mut Self, job: ErasedJob) {
-        let mut job = ManuallyDrop::new(job);
-        // SAFETY: (1): the job is borrowed exclusively.
-        let place = unsafe { Body::new(&raw mut job.0) }.place_of_handle();
-        Self::tell_place(task, place);
-        let flags = job.0.vtable.flags;
-        // SAFETY: the job is not used again.
-        let body = unsafe { ptr::read(&raw const job.0) };
+    pub(super) unsafe fn fill_erased(task: *mut Self, mut job: ErasedJob) {
+        Self::tell_place(task, job.beside());
+        let (body, limits, flags) = job.into_parts();
         set! { task, body: UnsafeCell::new(MaybeUninit::new(body)) }
+        if let Some(limits) = limits {
+            set! { task, limits: MaybeUninit::new(NonNull::from(Box::leak(limits))) }
+        }
         // SAFETY: (1).
         unsafe { Self::add_flags(task, flags) };
     }
 
-    /// Moves the job at `job` into a task. With [`describe`](Self::describe), this does what [`fill`](Self::fill) does.
+    /// Moves the job at `job` into a task.
     ///
     /// # Safety
     /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
     /// 2. `job` points to a `W`, which is not used afterwards.
-    pub(crate) unsafe fn fill_job<W: Job>(task: *mut Self, job: *mut ()) {
+    pub(super) unsafe fn fill_job<W: Job>(task: *mut Self, job: *mut ()) {
         // SAFETY: (2).
         let work = unsafe { job.cast::<W>().read() };
         // SAFETY: (1).
-        unsafe { Self::fill_with(task, work) };
+        unsafe { Self::fill(task, work) };
     }
 
-    /// Moves a job into a task, and sets the flags of the job.
+    /// Moves a job without limits into a task, and sets the flags of the job.
     ///
     /// # Safety
     /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
     #[inline(always)]
-    unsafe fn fill_with<W: Job>(task: *mut Self, mut work: W) {
-        if W::CLAIMS {
-            Self::tell_place(task, work.place_of_handle());
+    pub(crate) unsafe fn fill<W: Job>(task: *mut Self, work: W) {
+        if W::REPORTS {
+            Self::tell_place(task, work.beside().map(NonNull::from));
         }
         set! { task, body: UnsafeCell::new(MaybeUninit::uninit()) }
         // SAFETY: (1): the body was written above, and no other thread uses it.
@@ -226,10 +216,10 @@ impl Task {
 
     /// Tells the place of the operation's handle, if it has one, to which task it belongs.
     #[inline(always)]
-    fn tell_place(task: *mut Self, place: Option<NonNull<Place>>) {
-        if let (Some(place), Some(task)) = (place, NonNull::new(task.cast())) {
-            // SAFETY: the place is valid until the operation has started.
-            unsafe { place.as_ref() }.set_task(task);
+    fn tell_place(task: *mut Self, beside: Option<NonNull<Beside>>) {
+        if let (Some(beside), Some(task)) = (beside, NonNull::new(task.cast())) {
+            // SAFETY: the job keeps the state until the operation has ended.
+            unsafe { beside.as_ref() }.place().set_task(task);
         }
     }
 
@@ -241,7 +231,7 @@ impl Task {
     unsafe fn add_flags(task: *mut Self, of_job: u16) {
         // SAFETY: (1): the flags were set by `begin`.
         let flags = unsafe { (*task).flags };
-        debug_assert!(flag::CLAIMS & flags & !of_job == 0, "the job must agree with the flags");
+        debug_assert!(flag::LIMITED & flags & !of_job == 0, "the limits must agree with the flags");
         if of_job != 0 {
             set! { task, flags: flags | of_job }
         }
@@ -293,6 +283,15 @@ impl Task {
         self.has(flag::RECORDED).then(|| unsafe { self.op_id.assume_init() })
     }
 
+    /// Returns the operation's limits, if it has any. A pinned thread that has found the operation may use the constant
+    /// part.
+    #[inline]
+    pub(crate) fn limits(&self) -> Option<&Limits> {
+        // SAFETY: with this flag, `fill_erased` has initialised the pointer. The limits are freed after the task, once
+        // the epoch has passed.
+        self.has(flag::LIMITED).then(|| unsafe { self.limits.assume_init().as_ref() })
+    }
+
     /// Returns the state of an asynchronous operation.
     pub(crate) fn async_state(&self) -> Option<&AsyncState<OpError>> {
         // SAFETY: with this flag, `begin` has initialised the state.
@@ -322,23 +321,29 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         // SAFETY: the body was initialised when the task was filled, and this is its only drop.
-        self.body.with_mut(|body| unsafe { Body::new(body.cast()) }.drop_work());
-        if self.has(flag::OWNS_NAME | flag::ASYNC) {
+        self.body.with_mut(|body| unsafe { Body::new(body.cast()) }.drop_job());
+        if self.has(flag::OWNS_NAME | flag::ASYNC | flag::LIMITED) {
             self.drop_rest();
         }
     }
 }
 
 impl Task {
-    /// Drops the name and the state of an asynchronous operation, if there are any.
+    /// Drops the name, the limits and the state of an asynchronous operation, if there are any.
     #[inline(never)]
     fn drop_rest(&mut self) {
-        if self.has(flag::NAMED) {
+        if self.has(flag::OWNS_NAME) {
             // SAFETY: with this flag, `describe` has initialised the name, and this is its only drop.
             let name = unsafe { self.name.assume_init_read() };
             // The name is retired, since a pinned thread that has found the operation may still read it.
             // SAFETY: a name is plain memory.
             unsafe { epoch::pin().retire(move || drop(name)) };
+        }
+        if self.has(flag::LIMITED) {
+            // SAFETY: with this flag, `fill_erased` has initialised the pointer, and this is its only drop.
+            let limits = unsafe { self.limits.assume_init() };
+            // SAFETY: the pointer is from a box. The operation has left its groups, so the limits are plain memory.
+            unsafe { epoch::pin().retire(move || drop(Box::from_raw(limits.as_ptr()))) };
         }
         if self.has(flag::ASYNC) {
             // SAFETY: with this flag, `begin` has initialised the state, and this is its only drop.
@@ -366,8 +371,33 @@ impl Op<Task> {
     /// 1. The operation is ready, and this thread owns it.
     #[cold]
     pub(crate) unsafe fn claim(&self) -> Claimed {
+        let task = self.task();
         // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| body.claim(self.task())) }
+        let claimed = unsafe { self.with_body(Body::claim) };
+        let Some(limits) = task.limits() else { return claimed };
+        let claimed = match claimed {
+            // SAFETY: (1).
+            Claimed::Run if !task.has(flag::KEPT) => match unsafe { limits.claim() } {
+                Ok(()) => Claimed::Run,
+                Err(Some(cause)) => Claimed::Cancelled(task.failed_by(cause)),
+                Err(None) => Claimed::PassedOver,
+            },
+            claimed => claimed,
+        };
+        if matches!(claimed, Claimed::Cancelled(_)) {
+            // SAFETY: (1).
+            unsafe { limits.will_fail_itself() };
+        }
+        claimed
+    }
+
+    /// Returns the state beside the result of an operation with a handle.
+    ///
+    /// # Safety
+    /// 1. This thread owns the ready operation, ends it, or has a share of the right to end it.
+    pub(super) unsafe fn beside(&self) -> Option<&Beside> {
+        // SAFETY: (1): the job keeps the state until the operation has ended.
+        unsafe { self.with_body(Body::beside).map(|beside| beside.as_ref()) }
     }
 
     /// Returns where waiters can find the operation while it is in a queue, if they may take it. The place is valid
@@ -376,17 +406,19 @@ impl Op<Task> {
     /// # Safety
     /// 1. The operation is ready, and this thread owns it.
     pub(super) unsafe fn waiters_place(&self) -> Option<NonNull<Place>> {
-        // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(Body::place) }
+        // SAFETY: (1).
+        unsafe { self.beside() }.map(|beside| NonNull::from(beside.place()))
     }
 
-    /// Calls `f` with the operation's membership in a group, if it has one.
+    /// Calls the function of an operation without limits.
     ///
     /// # Safety
     /// 1. The operation is ready, and this thread owns it.
-    pub(super) unsafe fn with_membership<R>(&self, f: impl FnOnce(Option<&Membership>) -> R) -> R {
+    /// 2. This is called once.
+    #[inline(always)]
+    pub(crate) unsafe fn start(&self, cx: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| f(body.membership())) }
+        unsafe { self.with_body(|body| body.start(cx)) }
     }
 
     /// Calls the function.
@@ -394,9 +426,15 @@ impl Op<Task> {
     /// # Safety
     /// 1. The operation is ready, and this thread owns it.
     /// 2. This is called once.
-    pub(crate) unsafe fn start(&self, cx: &Call<'_>) -> Result<(), Cause> {
-        // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| body.start(cx)) }
+    pub(crate) unsafe fn start_in_limits(&self, cx: &Call<'_>) -> Result<(), Cause> {
+        // SAFETY: (1) and (2).
+        let start = || unsafe { self.start(cx) };
+        let Some(limits) = self.task().limits() else { return start() };
+        // SAFETY: (1).
+        unsafe { limits.will_fail_itself() };
+        // Another thread may end an asynchronous operation during the call.
+        let (group, kin) = (limits.group().cloned(), limits.kin().cloned());
+        cx.frame().in_group(group.as_ref(), kin.as_ref(), start)
     }
 
     /// Takes the program code that remains to be run after the start of an asynchronous operation.
@@ -404,7 +442,7 @@ impl Op<Task> {
     /// # Safety
     /// 1. The operation is asynchronous, and this thread has started it.
     pub(crate) unsafe fn started(&self) -> Cleanup {
-        // SAFETY: (1): ending an asynchronous operation that has started does not touch the body.
+        // SAFETY: (1): ending an asynchronous operation touches only jobs for which this does nothing.
         unsafe { self.with_body(Body::started) }
     }
 
@@ -417,106 +455,48 @@ impl Op<Task> {
         unsafe { self.with_body(Body::discard) }
     }
 
-    /// Reports the result to the operation's handle and group, if it has them, or, if the operation is a wait, to those
-    /// that wait. Returns the program code that remains to be run.
+    /// Reports the result to the operation's handle and groups, if it has them, or, if the operation is a wait, to those
+    /// that wait. `may_run` says whether the function may still be running. Returns the program code that remains to be
+    /// run.
     ///
     /// # Safety
     /// 1. This thread ends the operation.
-    pub(crate) unsafe fn report(&self, result: Result<(), &OpError>) -> Cleanup {
-        // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| body.report(result)) }
+    #[inline]
+    pub(crate) unsafe fn report(&self, result: Result<(), &OpError>, may_run: bool) -> Cleanup {
+        let Some(limits) = self.task().limits() else {
+            // SAFETY: (1): if the function may run, only jobs that end early are touched.
+            return unsafe { self.with_body(|body| body.report(result, may_run)) };
+        };
+        // SAFETY: (1).
+        let is_abandoned = unsafe { self.beside() }.is_some_and(|beside| beside.claim().settle());
+        // SAFETY: (1): as above.
+        let cleanup = unsafe { self.with_body(|body| body.report(result, may_run)) };
+        // SAFETY: (1).
+        unsafe { limits.end(is_abandoned, result) };
+        cleanup
     }
 
     /// Calls `f` with the body.
     ///
     /// # Safety
-    /// 1. This thread is the only user of the body.
+    /// 1. What `f` does with the job is permitted by the head of this module.
+    #[inline(always)]
     unsafe fn with_body<R>(&self, f: impl FnOnce(&Body) -> R) -> R {
         // SAFETY: (1), and the body was initialised when the task was filled.
         self.task().body.with_mut(|body| f(&unsafe { Body::new(body.cast()) }))
-    }
-
-    /// Returns what the operation has joined, if it can be a member of groups.
-    ///
-    /// # Safety
-    /// 1. The task is filled, and the record is not reused while the result is used. The task may be dropped in the
-    ///    meantime.
-    pub(super) unsafe fn joined(&self) -> Option<&Joined> {
-        let body = self.task().body.with(|body| body.cast::<InlineJob>());
-        // SAFETY: (1): the field was written when the task was filled and has been constant since.
-        let vtable = unsafe { (*body).vtable };
-        // SAFETY: (1): only the address of the field is computed.
-        let storage = unsafe { &raw const (*body).storage };
-        let joined = storage.cast::<u64>().wrapping_add(MEMBER_WORDS).cast::<Joined>();
-        // SAFETY: (1): a job whose table has `membership` is followed by a `Joined`, which is constant.
-        vtable.membership.is_some().then(|| unsafe { &*joined })
-    }
-}
-
-/// Program code that must run after an operation has completed: wakers to wake and values to drop. It may wait, push,
-/// panic or take a long time, so it runs after newly ready operations have been dispatched.
-#[derive(Default)]
-#[must_use = "its wakers must be woken"]
-pub(crate) struct Cleanup {
-    wakers: Option<Wakers>,
-    /// Values to drop, such as a result that no handle can return, or a cleared failure.
-    unwanted: Option<Box<dyn Any + Send>>,
-    /// Dropped last.
-    pub(super) membership: Option<Box<Membership>>,
-}
-
-impl Cleanup {
-    /// Creates the `Cleanup` of a `oneshot` that has been set, with the `wakers` found in it.
-    pub(super) fn new<R: Send + 'static, T>(wakers: Option<Wakers>, oneshot: Arc<Oneshot<R, T>>) -> Self {
-        let unwanted = Arc::into_inner(oneshot).and_then(Oneshot::into_result);
-        // Dropping a result that needs no drop runs no program code.
-        let unwanted = unwanted.filter(|result| result.is_err() || needs_drop::<R>());
-        Self { wakers, unwanted: unwanted.map(|result| Box::new(result) as _), membership: None }
-    }
-
-    /// Creates a `Cleanup` that wakes `wakers`.
-    pub(super) fn waking(wakers: Option<Wakers>) -> Self {
-        Self { wakers, ..Self::default() }
-    }
-
-    /// Adds a value to drop.
-    pub(super) fn and_drop(&mut self, unwanted: impl Send + 'static) {
-        self.unwanted = Some(match self.unwanted.take() {
-            None => Box::new(unwanted),
-            before => Box::new((unwanted, before)),
-        });
-    }
-
-    /// Creates a `Cleanup` that drops a cleared failure.
-    pub(crate) fn of_failure(failure: Option<OpError>) -> Self {
-        Self { unwanted: failure.map(|failure| Box::new(failure) as _), ..Self::default() }
-    }
-
-    /// Records the failure in the operation's group, if `result` is a failure. The operation is counted out of the
-    /// group after everything else has run.
-    pub(super) fn set_membership(&mut self, membership: Membership, result: Result<(), &OpError>) {
-        if let Err(failure) = result {
-            membership.fail(failure);
-        }
-        self.membership = Some(Box::new(membership));
-    }
-
-    pub(crate) fn is_none(&self) -> bool {
-        self.wakers.is_none() && self.unwanted.is_none() && self.membership.is_none()
-    }
-
-    /// Wakes the wakers and drops the values.
-    pub(crate) fn run(self) {
-        if let Some(wakers) = self.wakers {
-            wakers.wake();
-        }
-        drop(self.unwanted);
     }
 }
 
 // SAFETY: only one thread at a time uses the body: the thread that owns the ready operation, or the thread that ends
 // it.
 unsafe impl Sync for Task {}
+// SAFETY: the limits and all other fields are `Send`.
+unsafe impl Send for Task {}
+
+// -------------------------------------------------------------------------------------------------------- jobs ----
+
+/// The state through which a handle can cancel its operation.
+pub(crate) type Beside = Cancellable<dyn Function>;
 
 /// The result of claiming an operation.
 pub(crate) enum Claimed {
@@ -528,82 +508,55 @@ pub(crate) enum Claimed {
     PassedOver,
 }
 
-/// What an operation does and how it reports its result.
-pub(crate) trait Work: Send + 'static {
-    /// Returns what the operation has joined, if it may be a member of groups.
-    fn joined(&self) -> Joined {
-        Joined::nothing()
-    }
+/// What an operation calls, and where its result goes.
+pub(crate) trait Job: Send + 'static {
+    /// Whether the job reports the result, and must be claimed before it starts. If not, only `start` and `discard` are
+    /// called.
+    const REPORTS: bool;
+    /// Whether `report` may be called while `start` runs on another thread. If not, it is not called once `start` was
+    /// called for an asynchronous operation.
+    const ENDS_EARLY: bool = false;
     /// Claims the operation for the calling thread, which is about to start or skip it. May be called repeatedly.
-    fn claim(&mut self, _task: &Task) -> Claimed {
-        Claimed::Run
+    fn claim(&self) -> Claimed {
+        match self.beside().map(|beside| (beside, beside.claim().start())) {
+            None | Some((_, Ok(()))) => Claimed::Run,
+            Some((beside, Err(Cancel::Loudly))) => Claimed::Cancelled(beside.failure()),
+            Some((_, Err(Cancel::Quietly))) => Claimed::PassedOver,
+        }
     }
-    /// Returns where waiters find the operation when it is in a queue, if they can take it. The place is valid until
-    /// the operation has started.
-    fn place(&mut self) -> Option<NonNull<Place>> {
-        None
-    }
-    /// Returns the operation's membership in a group, if it has one. Called before the operation starts.
-    fn membership(&self) -> Option<&Membership> {
+    /// Returns the state beside the result of an operation with a handle, until the result has been set.
+    fn beside(&self) -> Option<&Beside> {
         None
     }
     /// Calls the function. Called at most once.
-    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause>;
-    /// Returns the place of an operation with a handle, even if no waiter can take the operation.
-    fn place_of_handle(&mut self) -> Option<NonNull<Place>> {
-        self.place()
-    }
+    ///
+    /// # Safety
+    /// 1. `this` points to a job, which no other thread uses, except in `report` if the job
+    ///    [may end early](Self::ENDS_EARLY).
+    unsafe fn start(this: *mut Self, cx: &Call<'_>) -> Result<(), Cause>;
     /// Returns the program code that remains to be run after the start of an asynchronous operation. Called by the
-    /// thread that started the operation, if the job reports and its start succeeded. The operation may have ended by
-    /// then.
+    /// thread that started the operation, if the start succeeded. The operation may have ended by then.
     fn started(&mut self) -> Cleanup {
         Cleanup::default()
     }
     /// Drops the function if it was not called. Called after the variables were released.
     fn discard(&mut self);
-    /// Records that the operation, whose turn has come, is ending. Returns whether its scope has already counted the
-    /// operation out of its group.
-    fn is_abandoned(&self) -> bool {
-        false
-    }
     /// Sets the result. Called after the variables were released. Must not run program code; instead, returns such code
     /// to the caller.
-    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
-        Cleanup::default()
-    }
+    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup;
 }
-
-/// A type of work, and which of its methods do anything.
-pub(crate) trait Job: Work {
-    /// Whether `report` and `started` do anything. If not, only a [`LimitedJob`](super::limited_job::LimitedJob) calls
-    /// them.
-    const REPORTS: bool = false;
-    /// Whether the operation can be cancelled. If so, `claim` must be called before `start`. If not, only a
-    /// [`LimitedJob`](super::limited_job::LimitedJob) calls `claim`, `place`, `place_of_handle` and `is_abandoned`.
-    const CLAIMS: bool = false;
-    /// Whether the operation may be a member of groups. If not, `joined` and `membership` are never called. If so, the
-    /// job is a box of a dynamically sized type.
-    const JOINS: bool = false;
-}
-
-/// [`Task::fill_job`] for the jobs of some type.
-pub(crate) type FillJob = unsafe fn(*mut Task, *mut ());
 
 /// The number of words in a record for the operation's job. Larger jobs are boxed.
-const WORDS: usize = 12;
-
-/// The number of words of a job that [joins](Job::JOINS) groups.
-const MEMBER_WORDS: usize = 2;
+const WORDS: usize = 11;
 
 /// Whether a record holds a `W` without a separate allocation.
 const fn fits<W>() -> bool {
     size_of::<W>() <= size_of::<[u64; WORDS]>() && align_of::<W>() <= align_of::<u64>()
 }
 
-/// A [`Job`] of any type, inline if it fits. If the job [joins](Job::JOINS) groups, it takes the first
-/// [`MEMBER_WORDS`], and the other words hold what the job has joined.
+/// A [`Job`] of any type, inline if it fits, and otherwise boxed.
 #[repr(C)]
-pub(crate) struct InlineJob {
+pub(super) struct InlineJob {
     vtable: &'static VTable,
     storage: [MaybeUninit<u64>; WORDS],
 }
@@ -611,36 +564,27 @@ pub(crate) struct InlineJob {
 /// The methods of a type of jobs. There are many such types, at least one for each function that a program pushes, so
 /// the table leaves out methods that are never called through it, and they need not be compiled.
 struct VTable {
-    /// [`flags_of`] the type.
-    flags: u16,
     start: unsafe fn(*mut (), &Call<'_>) -> Result<(), Cause>,
     discard: unsafe fn(*mut ()),
     /// `None` if the job needs no drop.
     drop: Option<unsafe fn(*mut ())>,
-    /// `None` unless the job [claims](Job::CLAIMS).
-    claiming: Option<Claiming>,
     /// `None` unless the job [reports](Job::REPORTS).
     reporting: Option<Reporting>,
-    /// `None` unless the job [joins](Job::JOINS) groups and a [`Joined`] is behind it.
-    membership: Option<for<'a> unsafe fn(*const (), &'a Body) -> Option<&'a Membership>>,
-}
-
-/// The methods of jobs that [claim](Job::CLAIMS).
-struct Claiming {
-    claim: unsafe fn(*mut (), &Task) -> Claimed,
-    place: unsafe fn(*mut ()) -> Option<NonNull<Place>>,
-    place_of_handle: unsafe fn(*mut ()) -> Option<NonNull<Place>>,
 }
 
 /// The methods of jobs that [report](Job::REPORTS).
 struct Reporting {
+    claim: unsafe fn(*mut ()) -> Claimed,
+    beside: unsafe fn(*mut ()) -> Option<NonNull<Beside>>,
     started: unsafe fn(*mut ()) -> Cleanup,
     report: unsafe fn(*mut (), Result<(), &OpError>) -> Cleanup,
+    /// [`Job::ENDS_EARLY`].
+    ends_early: bool,
 }
 
 /// Returns the flags of operations with such a job.
-const fn flags_of<W: Job>() -> u16 {
-    (if W::CLAIMS { flag::CLAIMS } else { 0 }) | if W::REPORTS { flag::REPORTS } else { 0 }
+pub(super) const fn flags_of<W: Job>() -> u16 {
+    if W::REPORTS { flag::REPORTS } else { 0 }
 }
 
 // SAFETY: the stored job is `Send`.
@@ -651,109 +595,52 @@ impl InlineJob {
     ///
     /// # Safety
     /// 1. `body` may be written.
-    #[inline]
-    unsafe fn init<W: Job>(body: *mut Self, work: W) {
-        if W::JOINS {
-            // SAFETY: (1).
-            unsafe { Self::init_member(body, work) }
-        } else if const { fits::<W>() } {
-            // SAFETY: (1), and (2) was just checked.
-            unsafe { Self::init_inline(body, work) }
-        } else {
-            // SAFETY: (1), and (2): a box is one word.
-            unsafe { Self::init_inline(body, Box::new(work)) }
-        }
-    }
-
-    /// Initialises a body in place with a member of groups and what it has joined.
-    ///
-    /// # Safety
-    /// 1. `body` may be written.
-    unsafe fn init_member<W: Job>(body: *mut Self, work: W) {
-        const {
-            assert!(!W::JOINS || size_of::<W>() == size_of::<[u64; MEMBER_WORDS]>() && fits::<W>());
-            assert!(size_of::<Joined>() <= size_of::<[u64; WORDS - MEMBER_WORDS]>());
-            assert!(align_of::<Joined>() <= align_of::<u64>());
-        }
-        let joined = work.joined();
-        // SAFETY: (1), and (2) was asserted above.
-        unsafe { Self::init_inline(body, work) };
-        // SAFETY: (1): the pointer is to a field of the body.
-        let vtable = unsafe { &raw mut (*body).vtable };
-        // SAFETY: (1): the pointer is to a field of the body.
-        let storage = unsafe { &raw mut (*body).storage };
-        // SAFETY: (1): the field may be written.
-        unsafe { vtable.write(const { &VTable::of_member::<W>() }) };
-        let behind = storage.cast::<u64>().wrapping_add(MEMBER_WORDS).cast::<Joined>();
-        // SAFETY: (1): there is room for a `Joined` after the job, as was asserted above.
-        unsafe { behind.write(joined) };
-    }
-
-    /// Initialises a body in place with a job that fits.
-    ///
-    /// # Safety
-    /// 1. `body` may be written.
-    /// 2. A `W` [`fits`].
-    #[inline]
-    unsafe fn init_inline<W: Job>(body: *mut Self, work: W) {
+    #[inline(always)]
+    pub(super) unsafe fn init<W: Job>(body: *mut Self, work: W) {
         // SAFETY: (1): the pointer is to a field of the body.
         let vtable = unsafe { &raw mut (*body).vtable };
         // SAFETY: (1): the pointer is to a field of the body.
         let storage = unsafe { &raw mut (*body).storage };
         // SAFETY: (1): the field may be written.
         unsafe { vtable.write(const { &VTable::of::<W>() }) };
-        // SAFETY: (1), and (2): `storage` is large enough for a `W` and aligned for it.
-        unsafe { storage.cast::<W>().write(work) };
+        if const { fits::<W>() } {
+            // SAFETY: (1): `storage` is large enough for a `W` and aligned for it.
+            unsafe { storage.cast::<W>().write(work) };
+        } else {
+            // SAFETY: (1): a box is one word.
+            unsafe { storage.cast::<Box<W>>().write(Box::new(work)) };
+        }
+    }
+}
+
+/// Returns the address of the job in `storage`.
+///
+/// # Safety
+/// 1. `init` has stored a `W` there.
+#[inline(always)]
+unsafe fn job_at<W>(storage: *mut ()) -> *mut W {
+    if const { fits::<W>() } {
+        storage.cast()
+    } else {
+        // SAFETY: (1): `init` has stored a box, and a box is a pointer.
+        unsafe { *storage.cast::<*mut W>() }
     }
 }
 
 impl VTable {
     const fn of<W: Job>() -> Self {
         Self {
-            flags: flags_of::<W>(),
             start: __rust_begin_short_backtrace::<W>,
-            // SAFETY: `work` points to the `W` that was stored with this table.
-            discard: |work| unsafe { &mut *work.cast::<W>() }.discard(),
-            drop: if needs_drop::<W>() {
-                // SAFETY: `work` points to the `W` that was stored with this table.
-                Some(|work| unsafe { work.cast::<W>().drop_in_place() })
-            } else {
-                None
+            // SAFETY: (1): the table is that of the stored job.
+            discard: |storage| unsafe { &mut *job_at::<W>(storage) }.discard(),
+            drop: match (fits::<W>(), needs_drop::<W>()) {
+                (true, false) => None,
+                // SAFETY: the table is that of the stored job.
+                (true, true) => Some(|storage| unsafe { storage.cast::<W>().drop_in_place() }),
+                // SAFETY: the table is that of the stored job, which `init` has boxed.
+                (false, _) => Some(|storage| unsafe { storage.cast::<Box<W>>().drop_in_place() }),
             },
-            claiming: if W::CLAIMS { Some(Claiming::of::<W>()) } else { None },
             reporting: if W::REPORTS { Some(Reporting::of::<W>()) } else { None },
-            membership: None,
-        }
-    }
-
-    /// Returns the table of a `W` with a [`Joined`] after it.
-    const fn of_member<W: Job>() -> Self {
-        Self {
-            drop: Some(|work| {
-                // SAFETY: `work` points to the words that `init_member` has stored with this table.
-                let joined = unsafe { work.cast::<u64>().add(MEMBER_WORDS) }.cast::<Joined>();
-                // Dropped at the end, even if program code panics in the call below.
-                // SAFETY: the `Joined` behind the job is not used by this thread again.
-                let _joined = unsafe { joined.read() };
-                // SAFETY: `work` points to the `W` that `init_member` has stored with this table.
-                unsafe { work.cast::<W>().drop_in_place() };
-            }),
-            // SAFETY: `work` points to the `W` that `init_member` has stored with this table.
-            membership: Some(|work, _body| unsafe { &*work.cast::<W>() }.membership()),
-            ..Self::of::<W>()
-        }
-    }
-}
-
-impl Claiming {
-    const fn of<W: Job>() -> Self {
-        Self {
-            // SAFETY: the pointer is to the `W` that was stored with this table.
-            claim: |work, task| unsafe { &mut *work.cast::<W>() }.claim(task),
-            // SAFETY: the pointer is to the `W` that was stored with this table.
-            place: |work| unsafe { &mut *work.cast::<W>() }.place(),
-            // SAFETY: the pointer is to the `W` that was stored with this table.
-            place_of_handle: |work| unsafe { &mut *work.cast::<W>() }.place_of_handle(),
         }
     }
 }
@@ -761,10 +648,15 @@ impl Claiming {
 impl Reporting {
     const fn of<W: Job>() -> Self {
         Self {
-            // SAFETY: the pointer is to the `W` that was stored with this table.
-            started: |work| unsafe { &mut *work.cast::<W>() }.started(),
-            // SAFETY: the pointer is to the `W` that was stored with this table.
-            report: |work, result| unsafe { &mut *work.cast::<W>() }.report(result),
+            // SAFETY: (1): the table is that of the stored job.
+            claim: |storage| unsafe { &*job_at::<W>(storage) }.claim(),
+            // SAFETY: (1): the table is that of the stored job.
+            beside: |storage| unsafe { &*job_at::<W>(storage) }.beside().map(NonNull::from),
+            // SAFETY: (1): the table is that of the stored job.
+            started: |storage| unsafe { &mut *job_at::<W>(storage) }.started(),
+            // SAFETY: (1): the table is that of the stored job.
+            report: |storage, result| unsafe { &mut *job_at::<W>(storage) }.report(result),
+            ends_early: W::ENDS_EARLY,
         }
     }
 }
@@ -773,17 +665,32 @@ impl Reporting {
 /// engine's frames that lead to it.
 ///
 /// # Safety
-/// 1. `work` points to a `W`, and this thread is its only user.
-unsafe fn __rust_begin_short_backtrace<W: Job>(work: *mut (), cx: &Call<'_>) -> Result<(), Cause> {
+/// 1. `init` has stored a `W` at `storage`, and the conditions of [`Job::start`] hold.
+unsafe fn __rust_begin_short_backtrace<W: Job>(storage: *mut (), cx: &Call<'_>) -> Result<(), Cause> {
     // SAFETY: (1).
-    let result = unsafe { &mut *work.cast::<W>() }.start(cx);
+    let result = unsafe { W::start(job_at::<W>(storage), cx) };
     // Keeps the frame of this function on the stack during the call.
     hint::black_box(());
     result
 }
 
-/// A job of any type that is not in a task yet.
-pub(crate) struct ErasedJob(InlineJob);
+/// A job of any type, with the operation's limits, if it has any. If the push is refused, the operation leaves its group
+/// before what its function captures is dropped.
+pub(crate) struct ErasedJob {
+    limits: Option<Box<Limits>>,
+    body: Loose,
+    reports: bool,
+}
+
+/// A job that is not in a record yet.
+struct Loose(InlineJob);
+
+impl Drop for Loose {
+    fn drop(&mut self) {
+        // SAFETY: (1): the job is borrowed exclusively.
+        unsafe { Body::new(&raw mut self.0) }.drop_job();
+    }
+}
 
 impl ErasedJob {
     pub(crate) fn new<W: Job>(work: W) -> Self {
@@ -791,152 +698,138 @@ impl ErasedJob {
         // SAFETY: (1): the memory is on this stack.
         unsafe { InlineJob::init(job.as_mut_ptr(), work) };
         // SAFETY: `init` has initialised the table, and the storage is `MaybeUninit`.
-        Self(unsafe { job.assume_init() })
+        Self { limits: None, body: Loose(unsafe { job.assume_init() }), reports: W::REPORTS }
     }
-}
 
-impl Drop for ErasedJob {
-    fn drop(&mut self) {
+    /// Limits the operation.
+    pub(crate) fn limit(&mut self, limits: Box<Limits>) {
+        self.limits = Some(limits);
+    }
+
+    /// Returns the state beside the result, if the operation has a handle.
+    pub(super) fn beside(&mut self) -> Option<NonNull<Beside>> {
         // SAFETY: (1): the job is borrowed exclusively.
-        unsafe { Body::new(&raw mut self.0) }.drop_work();
+        unsafe { Body::new(&raw mut self.body.0) }.beside()
+    }
+
+    /// Returns the job, the limits, and the flags of an operation with both.
+    pub(super) fn into_parts(self) -> (InlineJob, Option<Box<Limits>>, u16) {
+        let Self { limits, body, reports } = self;
+        let flags = if limits.is_some() { flag::LIMITED | flag::REPORTS } else { 0 };
+        let body = ManuallyDrop::new(body);
+        // SAFETY: `body` is neither used again nor dropped.
+        let job = unsafe { ptr::read(&raw const body.0) };
+        (job, limits, if reports { flags | flag::REPORTS } else { flags })
     }
 }
 
-/// A body, for its only user. The body is not borrowed as a whole, since other threads may read what the job has
-/// joined.
-struct Body(*mut InlineJob);
+/// A job in place, for its user. The job is not borrowed as a whole, since another thread may end the operation while
+/// this one starts it.
+pub(super) struct Body(*mut InlineJob);
 
 impl Body {
     /// # Safety
-    /// 1. `body` is initialised, and the calling thread is the only user of its job while this exists.
-    unsafe fn new(body: *mut InlineJob) -> Self {
+    /// 1. `body` is initialised, and what the caller does with the job is permitted by the head of this module.
+    #[inline(always)]
+    pub(super) unsafe fn new(body: *mut InlineJob) -> Self {
         Self(body)
     }
 
+    #[inline(always)]
     fn vtable(&self) -> &'static VTable {
         // SAFETY: (1) of `new`: the field is initialised, and constant.
         unsafe { (*self.0).vtable }
     }
 
-    fn work(&self) -> *mut () {
+    #[inline(always)]
+    fn storage(&self) -> *mut () {
         // SAFETY: (1) of `new`: only the address of the field is computed.
         unsafe { &raw mut (*self.0).storage }.cast()
     }
 
-    fn claim(&self, task: &Task) -> Claimed {
+    pub(super) fn claim(&self) -> Claimed {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        self.vtable().claiming.as_ref().map_or(Claimed::Run, |table| unsafe { (table.claim)(self.work(), task) })
+        self.vtable().reporting.as_ref().map_or(Claimed::Run, |table| unsafe { (table.claim)(self.storage()) })
     }
 
-    fn place(&self) -> Option<NonNull<Place>> {
+    pub(super) fn beside(&self) -> Option<NonNull<Beside>> {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable().claiming.as_ref()?.place)(self.work()) }
+        unsafe { (self.vtable().reporting.as_ref()?.beside)(self.storage()) }
     }
 
-    fn place_of_handle(&self) -> Option<NonNull<Place>> {
+    #[inline(always)]
+    pub(super) fn start(&self, cx: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable().claiming.as_ref()?.place_of_handle)(self.work()) }
+        unsafe { (self.vtable().start)(self.storage(), cx) }
     }
 
-    fn membership(&self) -> Option<&Membership> {
-        // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { self.vtable().membership?(self.work(), self) }
-    }
-
-    fn start(&self, cx: &Call<'_>) -> Result<(), Cause> {
-        // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable().start)(self.work(), cx) }
-    }
-
-    fn started(&self) -> Cleanup {
+    pub(super) fn started(&self) -> Cleanup {
         let Some(table) = &self.vtable().reporting else { return Cleanup::default() };
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (table.started)(self.work()) }
+        unsafe { (table.started)(self.storage()) }
     }
 
-    fn discard(&self) {
+    pub(super) fn discard(&self) {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable().discard)(self.work()) }
+        unsafe { (self.vtable().discard)(self.storage()) }
     }
 
-    fn report(&self, result: Result<(), &OpError>) -> Cleanup {
-        let Some(table) = &self.vtable().reporting else { return Cleanup::default() };
-        // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (table.report)(self.work(), result) }
+    /// Sets the result. `may_run` says whether the function may still be running.
+    fn report(&self, result: Result<(), &OpError>, may_run: bool) -> Cleanup {
+        match &self.vtable().reporting {
+            Some(table) if !may_run || table.ends_early => {
+                // SAFETY: the storage holds the type that `vtable` was made for.
+                unsafe { (table.report)(self.storage(), result) }
+            }
+            _ => Cleanup::default(),
+        }
     }
 
-    fn drop_work(&self) {
+    #[inline(always)]
+    pub(super) fn drop_job(&self) {
         if let Some(drop) = self.vtable().drop {
             // SAFETY: the storage holds the type that `vtable` was made for, and the body is dropped once.
-            unsafe { drop(self.work()) }
+            unsafe { drop(self.storage()) }
         }
     }
 }
 
-impl<W: Job + ?Sized> Job for Box<W> {
-    const REPORTS: bool = W::REPORTS;
-    const CLAIMS: bool = W::CLAIMS;
-    const JOINS: bool = W::JOINS;
+/// Program code that must run after an operation has completed: wakers to wake and values to drop. It may wait, push,
+/// panic or take a long time, so it runs after newly ready operations have been dispatched.
+#[derive(Default)]
+#[must_use = "its wakers must be woken"]
+pub(crate) struct Cleanup {
+    wakers: Option<Wakers>,
+    /// Values to drop, such as a result that no handle can return, or a cleared failure.
+    unwanted: Option<Box<dyn Any + Send>>,
 }
 
-impl<W: Work + ?Sized> Work for Box<W> {
-    fn joined(&self) -> Joined {
-        W::joined(self)
-    }
-    fn is_abandoned(&self) -> bool {
-        W::is_abandoned(self)
+impl Cleanup {
+    /// Creates the `Cleanup` of a `oneshot` that has been set, with the `wakers` found in it.
+    pub(super) fn new<R: Send + 'static, T>(wakers: Option<Wakers>, oneshot: Arc<Oneshot<R, T>>) -> Self {
+        let unwanted = Arc::into_inner(oneshot).and_then(Oneshot::into_result);
+        // Dropping a result that needs no drop runs no program code.
+        let unwanted = unwanted.filter(|result| result.is_err() || needs_drop::<R>());
+        Self { wakers, unwanted: unwanted.map(|result| Box::new(result) as _) }
     }
 
-    fn claim(&mut self, task: &Task) -> Claimed {
-        W::claim(self, task)
+    /// Adds a value to drop.
+    pub(super) fn and_drop(&mut self, unwanted: impl Send + 'static) {
+        self.unwanted = Some(match self.unwanted.take() {
+            None => Box::new(unwanted),
+            before => Box::new((unwanted, before)),
+        });
     }
-    fn place(&mut self) -> Option<NonNull<Place>> {
-        W::place(self)
-    }
-    fn place_of_handle(&mut self) -> Option<NonNull<Place>> {
-        W::place_of_handle(self)
-    }
-    fn membership(&self) -> Option<&Membership> {
-        W::membership(self)
-    }
-    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        W::start(self, cx)
-    }
-    fn started(&mut self) -> Cleanup {
-        W::started(self)
-    }
-    fn discard(&mut self) {
-        W::discard(self);
-    }
-    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
-        W::report(self, result)
-    }
-}
 
-/// The job of an operation without a handle.
-pub(crate) struct FnJob<F>(Option<F>);
-
-impl<F> FnJob<F> {
-    pub(crate) fn new(f: F) -> Self {
-        Self(Some(f))
+    pub(crate) fn is_none(&self) -> bool {
+        self.wakers.is_none() && self.unwanted.is_none()
     }
-}
 
-impl<F> Job for FnJob<F> where F: FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static {}
-
-impl<F> Work for FnJob<F>
-where
-    F: FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static,
-{
-    #[inline]
-    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        match self.0.take() {
-            Some(f) => f(cx),
-            None => Ok(()),
+    /// Wakes the wakers and drops the values.
+    pub(crate) fn run(self) {
+        if let Some(wakers) = self.wakers {
+            wakers.wake();
         }
-    }
-
-    fn discard(&mut self) {
-        self.0 = None;
+        drop(self.unwanted);
     }
 }

@@ -10,16 +10,14 @@ use crate::{
     engine::{
         core::Core,
         frame::Call,
+        job::{FnJob, Sink, plain},
         kin::KinShare,
         no_wait::{self, NoWait},
         spec::{Entry, Refs, Spec},
-        task::{Cleanup, ErasedJob, FnJob, Job, Task, Work, flag},
+        task::{Cleanup, ErasedJob, Task, flag},
         variable::{ValueMemory, VarCell, VarRef},
     },
-    error::{
-        op::{Cause, OpError},
-        push::PushError,
-    },
+    error::{op::OpError, push::PushError},
     system::panics,
     tracker::{Mode, OpRef},
 };
@@ -33,7 +31,17 @@ impl Core {
     ) -> Result<(), PushError> {
         let spec = Spec::internal("clear_error", 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
         let entry = Entry { cell: var.ptr(), mode: Mode::Write, refs: Refs::None };
-        self.push(&spec, location, &mut [entry], ErasedJob::new(ClearJob(None)))
+        // The failure is dropped in the epilogue, since its drop may run program code.
+        let clear = |cx: &Call<'_>, cleared: &mut Option<OpError>| {
+            for access in cx.op().accesses() {
+                // SAFETY: the operation holds the variable for writing, and the device operations before it are
+                // complete.
+                *cleared = unsafe { VarCell::of(access).fault().set_failure(None) };
+            }
+            cleared.iter().for_each(OpError::mark_reported);
+            Ok(())
+        };
+        self.push(&spec, location, &mut [entry], ErasedJob::new(FnJob::with(None, clear)))
     }
 
     /// Deletes a variable after the pending operations on it, and then calls `f`.
@@ -80,7 +88,7 @@ impl Core {
             });
             Ok(())
         };
-        self.push_sorted(&spec, spec.priority, location, &[entry], FnJob::new(delete))
+        self.push_sorted(&spec, spec.priority, location, &[entry], ErasedJob::new(plain(delete)))
     }
 
     /// Frees a variable whose last handle was dropped, after the pending operations on it.
@@ -100,7 +108,17 @@ impl Core {
         let flags = inline | flag::NO_SKIP | flag::SILENT;
         let spec = Spec::internal("drop", i32::MAX, flags).passing_closed();
         let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
-        let pushed = core.push_sorted(&spec, spec.priority, location, &[entry], FreeJob::new(cell));
+        let free = move |_: &Call<'_>, freed: &mut Freed| {
+            // SAFETY: `report` frees the cell, after this call.
+            let cell = unsafe { freed.cell.as_ref() };
+            // SAFETY: the operation holds the variable for writing, and the device operations before it are complete.
+            freed.failure = unsafe { cell.fault().set_failure(None) };
+            // SAFETY: the operation holds the variable for writing and is the last one on it.
+            no_wait::without_waits(NoWait::Deletion, || unsafe { cell.empty() });
+            Ok(())
+        };
+        let job = ErasedJob::new(FnJob::with(Freed { cell, failure: None }, free));
+        let pushed = core.push_sorted(&spec, spec.priority, location, &[entry], job);
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 }
@@ -127,38 +145,19 @@ impl Core {
         }
         let spec = Spec::internal("drop", i32::MAX, flag::NO_SKIP | flag::SILENT).passing_closed();
         let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
-        let job = EmptyJob(Some(share));
+        // The share is dropped in the epilogue, since the end of the family may run program code.
+        let empty = |cx: &Call<'_>, _: &mut Option<KinShare>| {
+            for access in cx.op().accesses() {
+                // SAFETY: (1): the operation holds the variable for writing. (2): the caller guarantees this.
+                no_wait::without_waits(NoWait::Deletion, || unsafe { VarCell::of(access).empty() });
+            }
+            Ok(())
+        };
+        let job = ErasedJob::new(FnJob::with(Some(share), empty));
         let created = self.create(&spec, spec.priority, Location::caller(), &[entry], job);
         debug_assert!(created.is_ok(), "internal operations are not refused");
         let pushed = created.map(|op| self.enqueue_with(op, dispatch));
         debug_assert!(matches!(pushed, Ok(Ok(()))), "internal operations are not refused");
-    }
-}
-
-/// The job of the last operation that uses the value of a family's variable. It drops the value.
-struct EmptyJob(Option<KinShare>);
-
-impl Job for EmptyJob {
-    const REPORTS: bool = true;
-}
-
-impl Work for EmptyJob {
-    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        for access in cx.op().accesses() {
-            // SAFETY: (1): the operation holds the variable for writing. (2): the caller of `empty_variable` guarantees
-            // this.
-            no_wait::without_waits(NoWait::Deletion, || unsafe { VarCell::of(access).empty() });
-        }
-        Ok(())
-    }
-
-    fn discard(&mut self) {}
-
-    /// Hands the share to the [`Cleanup`], since the end of the family may run program code.
-    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
-        let mut cleanup = Cleanup::default();
-        self.0.take().into_iter().for_each(|share| cleanup.and_drop(share));
-        cleanup
     }
 }
 
@@ -207,67 +206,19 @@ impl Drop for OwnedVar {
     }
 }
 
-/// Clears the failure of a variable.
-struct ClearJob(Option<OpError>);
-
-impl Job for ClearJob {
-    const REPORTS: bool = true;
-}
-
-impl Work for ClearJob {
-    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        for access in cx.op().accesses() {
-            // SAFETY: the operation holds the variable for writing, and the device operations before it are complete.
-            self.0 = unsafe { VarCell::of(access).fault().set_failure(None) };
-        }
-        self.0.iter().for_each(OpError::mark_reported);
-        Ok(())
-    }
-
-    fn discard(&mut self) {}
-
-    /// Hands the failure to the [`Cleanup`], since its drop may run program code.
-    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
-        Cleanup::of_failure(self.0.take())
-    }
-}
-
-/// The job of the last operation on a variable. That operation is pushed when the last handle is dropped. It drops the
-/// value and then frees the cell.
-pub(crate) struct FreeJob {
+/// A variable whose last operation drops the value and then frees the cell, and the failure that it had.
+struct Freed {
     cell: NonNull<VarCell>,
     failure: Option<OpError>,
 }
 
-impl FreeJob {
-    pub(crate) fn new(cell: NonNull<VarCell>) -> Self {
-        Self { cell, failure: None }
-    }
-}
-
 // SAFETY: the operation holds the variable for writing and is the last one on it.
-unsafe impl Send for FreeJob {}
+unsafe impl Send for Freed {}
 
-impl Job for FreeJob {
-    const REPORTS: bool = true;
-}
-
-impl Work for FreeJob {
-    fn start(&mut self, _cx: &Call<'_>) -> Result<(), Cause> {
-        // SAFETY: `report` frees the cell, after this call.
-        let cell = unsafe { self.cell.as_ref() };
-        // SAFETY: the operation holds the variable for writing, and the device operations before it are complete.
-        self.failure = unsafe { cell.fault().set_failure(None) };
-        // SAFETY: the operation holds the variable for writing and is the last one on it.
-        no_wait::without_waits(NoWait::Deletion, || unsafe { cell.empty() });
-        Ok(())
-    }
-
-    fn discard(&mut self) {}
-
-    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
+impl Sink for Freed {
+    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
         // SAFETY: this operation is the last one ever pushed on the variable, and its accesses are done.
         unsafe { VarCell::free(self.cell) };
-        Cleanup::of_failure(self.failure.take())
+        self.failure.report(result)
     }
 }

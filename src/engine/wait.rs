@@ -1,6 +1,6 @@
 //! Waits: for one variable, for a result, for a group, and for all operations.
 //!
-//! A wait for a variable is itself an operation, with a [`WaitJob`] that sets a [`Oneshot`] when its turn comes. A wait
+//! A wait for a variable is itself an operation, which sets a [`Oneshot`] when its turn comes. A wait
 //! for all operations, or for a group, closes the current generation of the [pending count](crate::notify::pending).
 
 use std::{
@@ -19,12 +19,13 @@ use crate::{
         deadlock::{Target, is_done},
         frame::{self, Call},
         group::Group,
+        job::{FnJob, Sink},
         no_wait::{self, NoWait},
         ready_loop,
         regain::{self, regain_worker},
         room,
         spec::{Entry, Refs, Spec},
-        task::{Cleanup, Job, Work, flag},
+        task::{Cleanup, ErasedJob, flag},
         variable::{VarCell, VarRef},
         waits::{Begun, WaitFor},
         worker_thread,
@@ -94,7 +95,18 @@ impl Core {
         let spec = Spec::internal(WAIT, 0, flags).passing_closed();
         let entry = Entry { cell: var.ptr(), mode: kind.mode(), refs: Refs::None };
         let entries = [entry];
-        let op = self.create(&spec, 0, location, &entries, WaitJob::new(Arc::clone(&oneshot)))?;
+        let look = |cx: &Call<'_>, found: &mut Found| {
+            for access in cx.op().accesses() {
+                let cell = VarCell::of(access);
+                // The variable cannot be freed before this operation completes.
+                cell.waits().forget(cx.op());
+                // SAFETY: the operation is running, so it holds the variable, and GPU writes before it are complete.
+                found.failure = unsafe { cell.fault().failure() };
+            }
+            Ok(())
+        };
+        let job = FnJob::with(Found { failure: None, oneshot: Some(Arc::clone(&oneshot)) }, look);
+        let op = self.create(&spec, 0, location, &entries, ErasedJob::new(job))?;
         // Remembered before the push, since by the time the push returns, the wait may already have started and been
         // forgotten.
         cell.waits().remember(kind, op.hold(), Arc::clone(&oneshot));
@@ -509,40 +521,16 @@ pub fn blocking<R>(f: impl FnOnce() -> R) -> R {
     regain::without_regaining(f)
 }
 
-/// The job of a wait for a variable. It reports the variable's failure at that point in push order.
-struct WaitJob {
+/// The failure of a variable, as found by the operation of a wait, and the oneshot that reports it.
+struct Found {
     failure: Option<OpError>,
     /// Taken by `report`, because this reference to the oneshot may be the last one. The [`Cleanup`] then drops the
     /// program's error.
     oneshot: Option<Arc<Oneshot<()>>>,
 }
 
-impl WaitJob {
-    fn new(oneshot: Arc<Oneshot<()>>) -> Self {
-        Self { failure: None, oneshot: Some(oneshot) }
-    }
-}
-
-impl Job for WaitJob {
-    const REPORTS: bool = true;
-}
-
-impl Work for WaitJob {
-    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
-        for access in cx.op().accesses() {
-            let cell = VarCell::of(access);
-            // The variable cannot be freed before this operation completes.
-            cell.waits().forget(cx.op());
-            // SAFETY: the operation is running, so it holds the variable, and GPU writes before it are complete.
-            self.failure = unsafe { cell.fault().failure() };
-        }
-        Ok(())
-    }
-
-    /// Never called: a wait is neither rejected, skipped nor cancelled.
-    fn discard(&mut self) {}
-
-    /// Sets the result here rather than in `start`, because the waiting thread may immediately check whether the
+impl Sink for Found {
+    /// Sets the result here rather than at the start, because the waiting thread may immediately check whether the
     /// variable is idle.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         let Some(oneshot) = self.oneshot.take() else { return Cleanup::default() };

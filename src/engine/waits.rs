@@ -2,7 +2,7 @@
 //! progress, they add at most one operation per kind of wait to its queue, as long as no other operation is pushed on
 //! the variable.
 //!
-//! A wait is an operation in the queue of the variable (`WaitJob`), which sets a [`Oneshot`]. The variable remembers
+//! A wait is an operation in the queue of the variable which sets a [`Oneshot`]. The variable remembers
 //! the last wait of each [kind](WaitFor) from before the wait's push until its start. The wait's record is held during
 //! that time.
 //!

@@ -187,7 +187,7 @@ fn execute_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut 
             Err(unfinished) => Unfinished { op, called } = unfinished,
         }
     }
-    let op = if called.is_none() && op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
+    let op = if called.is_none() && op.task().has(flag::REPORTS) { op.pop_entry() } else { Some(op) };
     let Some(op) = op else { return };
     let unfinished = Unfinished { op, called };
     let epilogue = thread.core.execute_otherwise(unfinished, ready);
