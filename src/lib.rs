@@ -66,10 +66,10 @@ mod tracker;
 mod values;
 
 pub use api::{
-    accesses::{AccessRefs, Accesses, Cx, Refs, ScopedAccesses, cx, each},
+    accesses::{AccessRefs, Accesses, Cx, OnStream, Refs, ScopedAccesses, cx, each, stream},
     acquire::Acquire,
     builder::EngineBuilder,
-    completion::Completion,
+    completion::{Completes, Completion, completion},
     engine::{Engine, Shutdown},
     future_context::FutureContext,
     group::Group,
@@ -142,7 +142,7 @@ pub use trace::to_tracing::TracingObserver;
 #[cfg(feature = "derive")]
 #[doc(hidden)]
 pub mod __derive {
-    pub use crate::api::accesses::sealed::{Derived, List, Share};
+    pub use crate::api::accesses::sealed::{Derived, Kind, List, Share};
 }
 
 /// The guide: a page for each topic that is too long for the documentation of a single item.

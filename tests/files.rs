@@ -8,7 +8,7 @@ use raddle_testkit as common;
 use std::{collections::HashMap, fs, path::PathBuf, sync::mpsc, thread, time::Duration};
 
 use common::{HOSTILE, watched};
-use raddle::{Device, Engine, EngineKind, Recorder, SimulatedGpu, Trace, TracedOp};
+use raddle::{Device, Engine, EngineKind, Recorder, SimulatedGpu, Trace, TracedOp, stream};
 
 /// The folder for the files: `RADDLE_FILES`, or a temporary folder that is removed when this value is dropped.
 struct Folder(PathBuf, bool);
@@ -160,7 +160,7 @@ fn files_for_external_readers() {
             engine
                 .op(name.to_owned())
                 .on(Device::Gpu(0))
-                .try_launch(value.write(), |stream, value| {
+                .try_push((value.write(), stream()), |(value, stream)| {
                     let mut stream = stream.simulated().expect("the device should be simulated");
                     Ok(stream.launch(Duration::from_millis(1), value, |value| value.fill(1))?)
                 })

@@ -31,7 +31,7 @@ use common::{KINDS, MOMENT, SOON, THREADED, child_succeeds, eventually, is_child
 use raddle::{
     BuildError, Completion, Device, DeviceVec, Engine, EngineKind, ImportedStream, OpContext, OpHandle, Operator,
     PinnedVec, Property, PushError, Recorder, Shutdown, ShutdownError, SimulatedGpu, Token, Var, VarWait, WaitError,
-    simulated::Counts,
+    completion, simulated::Counts,
 };
 
 const GPU: Device = Device::Gpu(0);
@@ -446,7 +446,7 @@ fn assert_engine_refuses(engine: &Engine) {
     assert_push_refused(engine.op("").eager().priority(7).push_sync(|_| ()));
     assert_push_refused(engine.op("").submit((), |()| ()));
     assert_push_refused(engine.op("").operator_sync(|_| ()));
-    assert_push_refused(engine.op("").operator_async(raddle::cx(), |_, done| done.complete()));
+    assert_push_refused(engine.op("").operator((raddle::cx(), completion()), |(_, done)| done.complete()));
     assert!(engine.device_var::<u64>(GPU, 4).is_err_and(|error| error.code() < 0));
     assert!(engine.pinned_var::<u64>(GPU, 4).is_err_and(|error| error.code() < 0));
     print("new variables");

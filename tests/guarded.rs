@@ -14,7 +14,7 @@ use std::{
 };
 
 use common::{Gate, KINDS, PATIENCE, THREADED, on_kinds, yield_now};
-use raddle::{Engine, Guarded, UseError, UseErrorKind, WaitError, cx};
+use raddle::{Engine, Guarded, UseError, UseErrorKind, WaitError, completion, cx};
 
 fn guarded(engine: &Engine) -> Arc<Guarded<u32>> {
     Arc::new(Guarded::new(engine.token().named("bus"), 0))
@@ -203,7 +203,7 @@ fn a_completion_stands_for_its_operation() {
         let (bus, other) = (guarded(&engine), guarded(&engine));
         let (sender, receiver) = mpsc::channel();
         let (value, undeclared) = (Arc::clone(&bus), Arc::clone(&other));
-        let start = move |(), done| {
+        let start = move |done| {
             thread::spawn(move || {
                 let changed = value.write_for(&done).map(|mut value| *value = 5);
                 let read = value.read_for(&done).map(|value| *value);
@@ -212,7 +212,7 @@ fn a_completion_stands_for_its_operation() {
                 done.complete();
             });
         };
-        engine.op("load").writes([bus.token()]).push_async((), start).unwrap();
+        engine.op("load").writes([bus.token()]).push(completion(), start).unwrap();
         engine.wait_for_all().unwrap();
         let (changed, read, refused) = receiver.recv().unwrap();
         changed.unwrap();
@@ -233,7 +233,7 @@ fn conflicting_uses_of_a_value_are_refused() {
         engine
             .op("keep")
             .writes([bus.token()])
-            .push_async((), move |(), done| {
+            .push(completion(), move |done| {
                 thread::spawn(move || {
                     let kept = value.write_for(&done).unwrap();
                     done.complete();
@@ -387,7 +387,7 @@ fn a_completion_of_another_operation_or_engine_gives_no_right() {
         let bus = guarded(&engine);
         for completing in [&engine, &other] {
             let (token, (sender, completions)) = (completing.token(), mpsc::channel());
-            completing.op("other").writes([&token]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+            completing.op("other").writes([&token]).push(completion(), move |done| sender.send(done).unwrap()).unwrap();
             let done = completions.recv().unwrap();
             assert_undeclared(bus.read_for(&done).map(drop));
             assert_undeclared(bus.write_for(&done).map(drop));

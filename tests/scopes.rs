@@ -22,7 +22,8 @@ use common::{
     program::fewer,
 };
 use raddle::{
-    Cause, Device, Engine, EngineKind, PushError, Scope, ScopedVar, Shutdown, SimulatedGpu, WaitError, cx, each,
+    Cause, Device, Engine, EngineKind, PushError, Scope, ScopedVar, Shutdown, SimulatedGpu, WaitError, completion, cx,
+    each, stream,
 };
 
 type Anything = Result<(), Box<dyn std::error::Error + Send + Sync>>;
@@ -593,7 +594,7 @@ fn a_scope_in_an_asynchronous_operation_names_its_variables_once_its_completion_
         engine
             .op("asynchronous")
             .writes([&token])
-            .push_async((), move |(), done| {
+            .push(completion(), move |done| {
                 let (inner, token) = (&inner, &inside);
                 let seen = inner.scope(|s| {
                     let early = s.op("early").writes([token]).push((), |()| unreachable!());
@@ -643,8 +644,7 @@ fn a_scope_is_refused_where_waits_are() {
         let engine = Engine::builder().kind(plain.kind()).workers(1).pin(false).gpu(SimulatedGpu::new());
         let engine = engine.build().unwrap();
         let inner = engine.downgrade();
-        let on_device =
-            engine.op("").on(Device::Gpu(0)).submit_launch((), move |_, ()| inner.scope(|_| unreachable!()));
+        let on_device = engine.op("").on(Device::Gpu(0)).submit(stream(), move |_| inner.scope(|_| unreachable!()));
         let refused: Result<(), _> = on_device.unwrap().wait().unwrap();
         assert!(matches!(refused, Err(WaitError::OnDevice)), "{refused:?}");
 

@@ -13,7 +13,9 @@
 
 use std::{sync::Arc, time::Duration, time::Instant};
 
-use raddle::{BoxError, Device, DeviceError, DeviceVec, Engine, GpuStream, OpHandle, PinnedVec, PushError, Var};
+use raddle::{
+    BoxError, Device, DeviceError, DeviceVec, Engine, GpuStream, OpHandle, PinnedVec, PushError, Var, stream,
+};
 
 use crate::kernels;
 
@@ -165,13 +167,12 @@ impl<'e> Pipeline<'e> {
         self.engine
             .op("smooth")
             .on(GPU)
-            .try_launch(accesses, move |stream, (raw, smoothed)| kernels.smooth(stream, raw, smoothed))?;
+            .try_push((accesses, stream()), move |((raw, smoothed), stream)| kernels.smooth(stream, raw, smoothed))?;
         let kernels = Arc::clone(&self.kernels);
         let accesses = (slot.raw.read(), slot.smoothed.read(), slot.toned.overwrite());
-        self.engine
-            .op("tone")
-            .on(GPU)
-            .try_launch(accesses, move |stream, (raw, smoothed, toned)| kernels.tone(stream, raw, smoothed, toned))
+        self.engine.op("tone").on(GPU).try_push((accesses, stream()), move |((raw, smoothed, toned), stream)| {
+            kernels.tone(stream, raw, smoothed, toned)
+        })
     }
 
     pub fn copy_out(&self, chunk: usize) -> Result<(), PushError> {

@@ -28,7 +28,7 @@ use common::{
 };
 use raddle::{
     Cause, Completion, Device, Engine, EngineKind, Name, OpContext, OpError, OpHandle, Operator, Placement, PushError,
-    Shutdown, ShutdownError, Token, Var, VarWait, WaitError, each,
+    Shutdown, ShutdownError, Token, Var, VarWait, WaitError, completion, each,
 };
 
 /// Pushes a named operation that uses tokens and fails.
