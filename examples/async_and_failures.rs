@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use std::{env, fs, io, panic, process, thread};
 
-use raddle::{Engine, OpError, WaitError, error::Cause};
+use raddle::{Engine, OpError, WaitError, completion, error::Cause};
 
 fn main() -> Result<(), Box<dyn Error>> {
     announce_panics();
@@ -55,9 +55,9 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
     let text = Arc::new(Mutex::new(String::new()));
 
     let (go, going) = mpsc::channel();
-    engine.op("load").writes([&loaded]).push_async((), {
+    engine.op("load").writes([&loaded]).push(completion(), {
         let (text, path) = (Arc::clone(&text), path.clone());
-        move |(), done| {
+        move |done| {
             thread::spawn(move || {
                 // The disk is slow: the thread reads the file only after `compute`, which needs the only worker, has
                 // run.
@@ -110,7 +110,7 @@ fn a_missing_file() -> Result<(), Box<dyn Error>> {
     let engine = Engine::builder().build()?;
     let loaded = engine.token();
 
-    engine.op("load").writes([&loaded]).push_async((), |(), done| {
+    engine.op("load").writes([&loaded]).push(completion(), |done| {
         thread::spawn(move || match fs::read("/no/such/file") {
             Ok(_) => done.complete(),
             Err(error) => done.fail(error),
@@ -205,7 +205,7 @@ fn a_lost_completion() -> Result<(), Box<dyn Error>> {
     let engine = Engine::builder().build()?;
     let answer = engine.token();
 
-    engine.op("ask").writes([&answer]).push_async((), |(), done| {
+    engine.op("ask").writes([&answer]).push(completion(), |done| {
         thread::spawn(move || {
             let _never_used = done;
             // The thread ends and drops the completion.
@@ -257,7 +257,7 @@ fn waiting_with_a_limit() -> Result<(), Box<dyn Error>> {
     let reply = engine.token();
 
     let (ring, bell) = mpsc::channel::<()>();
-    engine.op("call").writes([&reply]).push_async((), |(), done| {
+    engine.op("call").writes([&reply]).push(completion(), |done| {
         thread::spawn(move || match bell.recv() {
             Ok(()) => done.complete(),
             Err(error) => done.fail(error),

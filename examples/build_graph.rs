@@ -13,7 +13,7 @@
 use std::error::Error;
 use std::sync::OnceLock;
 
-use raddle::{Engine, PushError, Token, cx};
+use raddle::{Engine, PushError, Token, completion, cx};
 
 static MODULES: [Module; 7] = [
     Module::new("main", "mod parser;\nmod runtime;\nfn main() {}"),
@@ -58,7 +58,7 @@ impl Module {
 /// Pushes the operation that builds a module. Returns the token that this operation writes.
 fn build(engine: &Engine, module: &'static Module) -> Result<Token, PushError> {
     let built = engine.token();
-    engine.op("build").writes([&built]).try_push_async(cx(), move |cx, done| {
+    engine.op("build").writes([&built]).try_push((cx(), completion()), move |(cx, done)| {
         let engine = cx.engine();
         let children = module.children();
         let tokens = children.iter().map(|child| build(&engine, child)).collect::<Result<Vec<_>, _>>()?;

@@ -11,7 +11,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use raddle::{Device, Engine, gpu::SimulatedGpu};
+use raddle::{Device, Engine, gpu::SimulatedGpu, stream};
 
 const GPU: Device = Device::Gpu(0);
 const SLOTS: usize = 2;
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             host.iter_mut().zip(chunk..).for_each(|(value, n)| *value = n as f32);
         })?;
         engine.op("copy in").on(GPU).copy_to_device(host, device)?;
-        engine.op("double").on(GPU).try_launch(device.write(), |stream, device| {
+        engine.op("double").on(GPU).try_push((device.write(), stream()), |(device, stream)| {
             // The function runs when the kernel can be issued; the operation completes when the device has run the
             // kernel.
             let mut gpu = stream.simulated().ok_or("the GPU is not simulated")?;

@@ -70,10 +70,10 @@ mod tracker;
 mod values;
 
 pub use api::{
-    accesses::{Accesses, cx, each},
+    accesses::{Accesses, cx, each, stream},
     acquire::Acquire,
     builder::EngineBuilder,
-    completion::Completion,
+    completion::{Completes, Completion, completion},
     engine::{Engine, Shutdown},
     future_context::FutureContext,
     group::Group,
@@ -113,7 +113,7 @@ pub mod access {
 #[cfg(feature = "derive")]
 #[doc(hidden)]
 pub mod __derive {
-    pub use crate::api::accesses::sealed::{Derived, List, Share};
+    pub use crate::api::accesses::sealed::{Derived, Kind, List, Share};
 }
 
 /// The guide: a page for each topic that is too long for the documentation of a single item. The repository's

@@ -30,7 +30,7 @@ use common::shapes::*;
 use common::{KINDS, MOMENT, SOON, THREADED, child_succeeds, eventually, is_child, lock, poll_once, resident_bytes};
 use raddle::{
     Completion, Device, Engine, EngineKind, OpContext, OpHandle, Operator, Property, PushError, Shutdown, Token, Var,
-    VarWait, WaitError,
+    VarWait, WaitError, completion,
     error::{BuildError, ShutdownError},
     gpu::{DeviceVec, ImportedStream, PinnedVec, SimulatedGpu, simulated::Counts},
     trace::Recorder,
@@ -448,7 +448,7 @@ fn assert_engine_refuses(engine: &Engine) {
     assert_push_refused(engine.op("").eager().priority(7).push_sync(|_| ()));
     assert_push_refused(engine.op("").submit((), |()| ()));
     assert_push_refused(engine.op("").operator_sync(|_| ()));
-    assert_push_refused(engine.op("").operator_async(raddle::cx(), |_, done| done.complete()));
+    assert_push_refused(engine.op("").operator((raddle::cx(), completion()), |(_, done)| done.complete()));
     assert!(engine.device_var::<u64>(GPU, 4).is_err_and(|error| error.code() < 0));
     assert!(engine.pinned_var::<u64>(GPU, 4).is_err_and(|error| error.code() < 0));
     print("new variables");

@@ -114,6 +114,8 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
             type Guards = #guards<#(#args),*>;
             type Captured = (#(<#types as ::raddle::access::ScopedAccesses>::Captured,)*);
             const REFERS: bool = false #(|| <#types as ::raddle::access::ScopedAccesses>::REFERS)*;
+            const KIND: ::raddle::__derive::Kind =
+                ::raddle::__derive::Kind::Function #(.and(<#types as ::raddle::access::ScopedAccesses>::KIND))*;
 
             #[inline]
             fn declare(&self, list: &mut ::raddle::__derive::List<'_>) {

@@ -1,6 +1,6 @@
 //! Turns an operation's declarations into the references that its function receives.
 
-use std::{marker::PhantomData, ptr::NonNull};
+use std::{cell::Cell, marker::PhantomData, ptr::NonNull};
 
 use super::{
     future_context::FutureContext,
@@ -9,6 +9,7 @@ use super::{
     var::{Read, Write},
 };
 use crate::{
+    device::stream::GpuStream,
     engine::{
         spec::{self, Entries, Entry},
         variable::{self, VarCell},
@@ -16,8 +17,8 @@ use crate::{
     tracker::Mode,
 };
 
-/// The accesses that an operation declares in its push method: [`Read`], [`Write`], [`Cx`], tuples of up to twelve of
-/// them, arrays, `Vec`s and slices (`&[_]`) of them, and any nesting of these. The operation's function receives
+/// The accesses that an operation declares in its push method: [`Read`], [`Write`], [`Cx`], [`OnStream`],
+/// [`Completes`](crate::Completes), tuples of up to twelve of them, arrays, `Vec`s and slices (`&[_]`) of them, and any nesting of these. The operation's function receives
 /// references in the same shape: an array for an array, and a `Vec` for a `Vec` or a slice. An operation without typed
 /// accesses declares `()`.
 ///
@@ -65,9 +66,10 @@ use crate::{
     message = "`{Self}` does not declare what an operation reads and mutates",
     label = "not a declaration of accesses",
     note = "declare a variable: `.read()`, `.write()` or `.overwrite()`; declare the operation's context: `raddle::cx()`",
+    note = "declare what else the function receives: `raddle::stream()`, `raddle::completion()`",
     note = "a tuple has at most twelve elements: nest tuples beyond twelve",
     note = "pass an iterator of declarations through `raddle::each`",
-    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, or a tuple, an array or a struct of those"
+    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, an `OnStream`, a `Completes`, or a tuple, an array or a struct of those"
 )]
 pub trait Accesses: ScopedAccesses<Captured: 'static> {}
 
@@ -82,9 +84,10 @@ impl<A: ScopedAccesses<Captured: 'static>> Accesses for A {}
     message = "`{Self}` does not declare what an operation reads and mutates",
     label = "not a declaration of accesses",
     note = "declare a variable: `.read()`, `.write()` or `.overwrite()`; declare the operation's context: `raddle::cx()`",
+    note = "declare what else the function receives: `raddle::stream()`, `raddle::completion()`",
     note = "a tuple has at most twelve elements: nest tuples beyond twelve",
     note = "pass an iterator of declarations through `raddle::each`",
-    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, or a tuple, an array or a struct of those"
+    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, an `OnStream`, a `Completes`, or a tuple, an array or a struct of those"
 )]
 pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
     /// The guards that [`Engine::acquire`](crate::Engine::acquire) resolves to and that functions passed to
@@ -97,6 +100,10 @@ pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
     /// Whether the function receives references to values, which must not outlive the operation.
     #[doc(hidden)]
     const REFERS: bool;
+
+    /// The kind of operation that declares these accesses.
+    #[doc(hidden)]
+    const KIND: sealed::Kind = sealed::Kind::Function;
 
     /// The number of accesses, if the type determines it and each can be asked for with [`at`](Self::at).
     #[doc(hidden)]
@@ -194,6 +201,40 @@ pub(crate) mod sealed {
 
     #[diagnostic::do_not_recommend]
     impl<A: Derived> Sealed for A {}
+
+    /// What the accesses make of an operation.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Kind {
+        /// It runs on a worker and ends with its function.
+        Function,
+        /// It issues work on a stream.
+        Stream,
+        /// It ends with its completion.
+        Completion,
+        /// Nothing, since it declares more than one stream or completion.
+        Mixed,
+    }
+
+    impl Kind {
+        /// Returns the kind of an operation that declares accesses of both kinds.
+        #[must_use]
+        pub const fn and(self, other: Self) -> Self {
+            match (self, other) {
+                (Self::Function, kind) | (kind, Self::Function) => kind,
+                _ => Self::Mixed,
+            }
+        }
+
+        /// Returns the kind of an operation that declares any number of accesses of this kind.
+        #[must_use]
+        pub const fn repeated(self) -> Self {
+            self.and(self)
+        }
+
+        pub(crate) const fn is(self, other: Self) -> bool {
+            self as u8 == other as u8
+        }
+    }
 
     /// The list to which accesses add their declarations.
     #[derive(Debug)]
@@ -331,6 +372,7 @@ impl<A: ScopedAccesses> ScopedAccesses for Vec<A> {
     type Guards = Vec<A::Guards>;
     type Captured = Box<[A::Captured]>;
     const REFERS: bool = A::REFERS;
+    const KIND: sealed::Kind = A::KIND.repeated();
 
     #[inline]
     fn declare(&self, list: &mut sealed::List<'_>) {
@@ -384,6 +426,7 @@ impl<A: ScopedAccesses> ScopedAccesses for &[A] {
     type Guards = Vec<A::Guards>;
     type Captured = Box<[A::Captured]>;
     const REFERS: bool = A::REFERS;
+    const KIND: sealed::Kind = A::KIND.repeated();
 
     #[inline]
     fn declare(&self, list: &mut sealed::List<'_>) {
@@ -416,6 +459,7 @@ impl<A: ScopedAccesses, const N: usize> ScopedAccesses for [A; N] {
     type Guards = [A::Guards; N];
     type Captured = [A::Captured; N];
     const REFERS: bool = A::REFERS;
+    const KIND: sealed::Kind = A::KIND.repeated();
 
     #[inline]
     fn declare(&self, list: &mut sealed::List<'_>) {
@@ -534,6 +578,73 @@ impl ScopedAccesses for Cx {
     }
 }
 
+/// A declaration, returned by [`stream`], that an operation issues work on a device: its function receives a
+/// [`GpuStream`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a declaration does nothing unless it is passed to an operation"]
+pub struct OnStream(());
+
+/// Declares that an operation issues work on a stream of its [device](crate::OpBuilder::on), which its function receives
+/// as `&mut` [`GpuStream`] at the position of this declaration among the accesses.
+///
+/// The function is called once the operation's dependencies on the same device have been issued and all others are
+/// complete. If the function receives a reference to a value in host memory, all earlier device work on that value is
+/// also complete. The function should only issue work and return, since the lane's other operations wait for it. The
+/// operation is complete when the device has done the work.
+///
+/// An operation declares at most one stream, and not a [`completion()`](crate::completion) besides. Futures, scopes and
+/// [`acquire`](crate::Engine::acquire) do not accept this declaration; such a program does not compile.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::{Device, Engine, stream, gpu::SimulatedGpu};
+///
+/// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
+/// let gpu = Device::Gpu(0);
+/// let device = engine.device_var::<f32>(gpu, 4)?;
+/// engine.op("look").on(gpu).push((device.read(), stream()), |(device, stream)| {
+///     assert!(stream.simulated().is_some() && device.len() == 4);
+/// })?;
+/// engine.wait_for_all()?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn stream() -> OnStream {
+    OnStream(())
+}
+
+impl sealed::Sealed for OnStream {}
+impl<'a> AccessRefs<'a, &'a Self> for OnStream {
+    type Refs = &'a mut GpuStream;
+}
+impl ScopedAccesses for OnStream {
+    type Guards = ();
+    type Captured = ();
+    const REFERS: bool = false;
+    const KIND: sealed::Kind = sealed::Kind::Stream;
+    const COUNT: Option<usize> = Some(0);
+
+    fn declare(&self, _: &mut sealed::List<'_>) {}
+
+    fn capture(&self) {}
+
+    unsafe fn refs<'a>((): &(), cx: &'a OpContext<'a>) -> Refs<'a, Self>
+    where
+        Self: 'a,
+    {
+        let Some(mut stream) = cx.extra::<LentStream>().and_then(Cell::take) else {
+            unreachable!("an operation with a stream receives one, and asks for it once")
+        };
+        // SAFETY: (1): the caller lends the stream to this call, and the cell gave it away once.
+        unsafe { stream.as_mut() }
+    }
+
+    unsafe fn guards((): &(), _: &sealed::Share) {}
+}
+
+/// The stream of a call, until the function receives it.
+pub(super) type LentStream = Cell<Option<NonNull<GpuStream>>>;
+
 /// Returns the sum of the counts, if all are known.
 const fn sum(counts: &[Option<usize>]) -> Option<usize> {
     let (mut sum, mut at) = (0, 0);
@@ -557,6 +668,7 @@ macro_rules! tuples {
             type Guards = ($($name::Guards,)*);
             type Captured = ($($name::Captured,)*);
             const REFERS: bool = $($name::REFERS)||*;
+            const KIND: sealed::Kind = sealed::Kind::Function$(.and($name::KIND))*;
             const COUNT: Option<usize> = sum(&[$($name::COUNT),*]);
 
             #[inline]

@@ -10,7 +10,10 @@ use std::{
 };
 
 use super::{
-    accesses::{Accesses, sealed::List},
+    accesses::{
+        Accesses,
+        sealed::{Kind, List},
+    },
     engine::Engine,
     handle::is_done,
     var::Var,
@@ -72,6 +75,7 @@ impl Engine {
     /// used together should be acquired in one call.
     #[track_caller]
     pub fn acquire<A: Accesses>(&self, accesses: A) -> Acquire<A::Guards> {
+        const { assert!(A::KIND.is(Kind::Function), "guards come with neither a stream nor a completion") }
         let mut entries = Entries::new();
         accesses.declare(&mut List(&mut entries));
         let captured = accesses.capture();

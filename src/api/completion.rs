@@ -1,9 +1,9 @@
 //! The handle that completes an asynchronous operation.
 
-use std::{fmt, panic::resume_unwind, ptr::NonNull, sync::Arc};
+use std::{cell::Cell, fmt, panic::resume_unwind, ptr::NonNull, sync::Arc};
 
 use super::{
-    accesses::{Accesses, Refs},
+    accesses::{AccessRefs, Refs, ScopedAccesses, sealed},
     op_context::OpContext,
 };
 use crate::{
@@ -39,7 +39,7 @@ use crate::{
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let engine = raddle::Engine::builder().workers(1).build()?;
 /// let disk = engine.token();
-/// engine.op("read").writes([&disk]).push_async((), |(), done| {
+/// engine.op("read").writes([&disk]).push(raddle::completion(), |done| {
 ///     std::thread::spawn(move || match std::fs::read("no such file") {
 ///         Ok(_) => done.complete(),
 ///         Err(error) => done.fail(error),
@@ -77,14 +77,13 @@ impl Completion {
         (Some((task.name().clone(), task.location())), frame::declared_by(right, queue))
     }
 
-    /// Ends the operation successfully, unless its function fails; see
-    /// [`OpBuilder::try_push_async`](crate::OpBuilder::try_push_async).
+    /// Ends the operation successfully, unless its function fails; see [`completion()`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// let disk = engine.token();
-    /// engine.op("flush").writes([&disk]).push_async((), |(), done| {
+    /// engine.op("flush").writes([&disk]).push(raddle::completion(), |done| {
     ///     std::thread::spawn(move || done.complete());
     /// })?;
     /// engine.wait_for_var(&disk)?;
@@ -101,7 +100,7 @@ impl Completion {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// let disk = engine.token();
-    /// engine.op("flush").writes([&disk]).push_async((), |(), done| done.fail("the disk is full"))?;
+    /// engine.op("flush").writes([&disk]).push(completion(), |done| done.fail("the disk is full"))?;
     /// let error = engine.wait_for_var(&disk).unwrap_err();
     /// assert!(error.to_string().ends_with("the disk is full"));
     /// # Ok(())
@@ -197,29 +196,34 @@ impl Gate {
     }
 }
 
-/// Calls the function of an asynchronous operation with the accesses `A`.
+/// Calls `f`, the function of an asynchronous operation with the accesses `A`. If the function `returns` a value, or has
+/// references to values, the operation does not end before the function has returned.
 ///
 /// # Safety
 /// 1. `captured` came from `A::capture`, the operation of `call` declares the accesses of that `A`, and this is called
 ///    at most once in each run.
 /// 2. No variable is named twice where one of the references is exclusive.
-pub(crate) unsafe fn call_async<A: Accesses>(
+pub(crate) unsafe fn call_async<A: ScopedAccesses>(
     call: &Call<'_>,
     captured: &A::Captured,
-    f: impl for<'a> FnOnce(Refs<'a, A>, Completion) -> Result<(), Cause>,
+    returns: bool,
+    f: impl for<'a> FnOnce(Refs<'a, A>) -> Result<(), Cause>,
 ) -> Result<(), Cause> {
     let Some(right) = call.take_right() else { return Ok(()) };
-    let cx = OpContext::new(call);
     let mut done = Completion::new(right, Arc::clone(call.core()));
-    if !A::REFERS {
+    if !A::REFERS && !returns {
+        let done = Cell::new(Some(done));
+        let cx = OpContext::with(call, &done);
         // SAFETY: (1) and (2); there are no references to values.
-        return f(unsafe { A::refs(captured, &cx) }, done);
+        return f(unsafe { A::refs(captured, &cx) });
     }
     let gate = Arc::<Gate>::default();
     done.gate = Some(Arc::clone(&gate));
+    let done = Cell::new(Some(done));
+    let cx = OpContext::with(call, &done);
     // SAFETY: (1) and (2). The operation holds its variables until its completion is used, and the gate keeps it from
     // ending until `f` has returned.
-    let result = panics::catch(|| f(unsafe { A::refs(captured, &cx) }, done));
+    let result = panics::catch(|| f(unsafe { A::refs(captured, &cx) }));
     if call.core().is_forked() {
         // The parent process completes the operation, and another of its threads may have held the gate's lock at the
         // fork.
@@ -245,16 +249,65 @@ pub(crate) unsafe fn call_async<A: Accesses>(
     }
 }
 
-/// Returns the function of an asynchronous operation that is pushed once.
+/// A declaration, returned by [`completion`], that an operation ends when its [`Completion`] is used.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a declaration does nothing unless it is passed to an operation"]
+pub struct Completes(());
+
+/// Declares that an operation is asynchronous: its function, which only starts it, receives an owned [`Completion`] at
+/// the position of this declaration among the accesses. The operation is complete when the completion is used, on any
+/// thread. Until then, it holds its variables.
 ///
-/// # Safety
-/// 1. `captured` came from `A::capture`. The operation that runs the returned function declares the accesses of that `A`,
-///    and runs once.
-/// 2. No variable is named twice where one of the references is exclusive.
-pub(crate) unsafe fn async_body<A: Accesses>(
-    captured: A::Captured,
-    f: impl for<'a> FnOnce(Refs<'a, A>, Completion) -> Result<(), Cause> + Send + 'static,
-) -> impl FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static {
-    // SAFETY: (1) and (2).
-    move |call: &Call<'_>| unsafe { call_async::<A>(call, &captured, f) }
+/// If the function receives references to values or returns a value to a handle, the operation also waits for the
+/// function to return. If the function panics or fails, the operation fails with that, once its completion has been used
+/// or dropped. If the completion was used before, and the function has neither references nor a value to return, the
+/// operation has already ended, and [`Engine::wait_for_all`](crate::Engine::wait_for_all) reports the failure.
+///
+/// An operation declares at most one completion, and not a [`stream()`](crate::stream) besides. Futures, scopes and
+/// [`acquire`](crate::Engine::acquire) do not accept this declaration; such a program does not compile.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::completion;
+///
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// let (disk, requests) = (engine.token(), engine.var(0));
+/// engine.op("read").writes([&disk]).push((requests.write(), completion()), |(requests, done)| {
+///     *requests += 1;
+///     std::thread::spawn(move || done.complete());
+/// })?;
+/// engine.wait_for_var(&disk)?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn completion() -> Completes {
+    Completes(())
+}
+
+impl sealed::Sealed for Completes {}
+impl<'a> AccessRefs<'a, &'a Self> for Completes {
+    type Refs = Completion;
+}
+impl ScopedAccesses for Completes {
+    type Guards = ();
+    type Captured = ();
+    const REFERS: bool = false;
+    const KIND: sealed::Kind = sealed::Kind::Completion;
+    const COUNT: Option<usize> = Some(0);
+
+    fn declare(&self, _: &mut sealed::List<'_>) {}
+
+    fn capture(&self) {}
+
+    unsafe fn refs<'a>((): &(), cx: &'a OpContext<'a>) -> Completion
+    where
+        Self: 'a,
+    {
+        let Some(done) = cx.extra::<Cell<Option<Completion>>>().and_then(Cell::take) else {
+            unreachable!("an asynchronous operation receives a completion, and asks for it once")
+        };
+        done
+    }
+
+    unsafe fn guards((): &(), _: &sealed::Share) {}
 }

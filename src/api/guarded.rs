@@ -113,7 +113,7 @@ impl<T> Guarded<T> {
     ///
     /// let disk = Arc::new(Guarded::new(engine.token(), String::from("warp")));
     /// let file = Arc::clone(&disk);
-    /// engine.op("print").reads([disk.token()]).push_async((), move |(), done| {
+    /// engine.op("print").reads([disk.token()]).push(raddle::completion(), move |done| {
     ///     std::thread::spawn(move || match file.read_for(&done).map(|text| println!("{}", *text)) {
     ///         Ok(()) => done.complete(),
     ///         Err(error) => done.fail(error),

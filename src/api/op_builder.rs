@@ -5,7 +5,7 @@ use std::{
     future::Future,
     mem::{self, ManuallyDrop},
     panic::Location,
-    ptr,
+    ptr::{self, NonNull},
     sync::Arc,
     time::Instant,
 };
@@ -14,8 +14,12 @@ use bytemuck::Pod;
 
 use crate::{
     api::{
-        accesses::{Accesses, Refs, ScopedAccesses, sealed::List},
-        completion::{self, Completion},
+        accesses::{
+            Accesses, LentStream, Refs, ScopedAccesses,
+            sealed::{Kind, List},
+            stream,
+        },
+        completion,
         engine::Engine,
         future_context::FutureContext,
         handle::OpHandle,
@@ -24,10 +28,7 @@ use crate::{
         token::Token,
         var::Var,
     },
-    device::{
-        memory::{DeviceVec, PinnedVec},
-        stream::GpuStream,
-    },
+    device::memory::{DeviceVec, PinnedVec},
     engine::{
         cancellable::Handled,
         core::Core,
@@ -49,11 +50,44 @@ use crate::{
     values::{Name, device::Device, property::Property},
 };
 
-/// Calls the function of a device operation with the operation's stream.
-fn with_stream<R>(call: &Call<'_>, f: impl FnOnce(&mut GpuStream) -> Result<R, Cause>) -> Result<R, Cause> {
-    match call.take_stream() {
-        Some(stream) => f(stream).map_err(Cause::of_device),
-        None => Err(Cause::Device(DeviceError::lost(-1, "the operation has no stream"))),
+/// Calls `f`, the function of an operation with the accesses `A`. `returns` says whether the function returns a value.
+///
+/// # Safety
+/// 1. `captured` came from `A::capture`, the operation of `call` declares the accesses of that `A`, so it holds their
+///    variables during this call, and this is called at most once in each run.
+/// 2. The push refuses aliases.
+#[inline(always)]
+unsafe fn call_with<A: Accesses>(
+    call: &Call<'_>,
+    captured: &A::Captured,
+    returns: bool,
+    f: impl for<'a> FnOnce(Refs<'a, A>) -> Result<(), Cause>,
+) -> Result<(), Cause> {
+    if const { A::KIND.is(Kind::Completion) } {
+        // SAFETY: (1) and (2).
+        return unsafe { completion::call_async::<A>(call, captured, returns, f) };
+    }
+    if const { A::KIND.is(Kind::Stream) } {
+        let Some(stream) = call.take_stream() else {
+            return Err(Cause::Device(DeviceError::lost(-1, "the operation has no stream")));
+        };
+        let stream = LentStream::new(Some(NonNull::from(stream)));
+        let cx = OpContext::with(call, &stream);
+        // SAFETY: (1) and (2). The call has lent the stream.
+        return f(unsafe { A::refs(captured, &cx) }).map_err(Cause::of_device);
+    }
+    let cx = OpContext::new(call);
+    // SAFETY: (1) and (2).
+    f(unsafe { A::refs(captured, &cx) })
+}
+
+/// Returns the flags of operations of this kind.
+const fn flags_of(kind: Kind) -> u16 {
+    match kind {
+        Kind::Function => 0,
+        Kind::Stream => flag::DEVICE,
+        Kind::Completion => flag::ASYNC,
+        Kind::Mixed => panic!("an operation declares at most one stream or completion"),
     }
 }
 
@@ -153,13 +187,13 @@ impl FutureContext {
 ///
 /// | the function | returns nothing | may fail | returns a value | returns a value or fails |
 /// |---|---|---|---|---|
-/// | runs on a worker | [`push`](Self::push) | [`try_push`](Self::try_push) | [`submit`](Self::submit) | [`try_submit`](Self::try_submit) |
-/// | issues work on a device | [`launch`](Self::launch) | [`try_launch`](Self::try_launch) | [`submit_launch`](Self::submit_launch) | [`try_submit_launch`](Self::try_submit_launch) |
-/// | is a future | [`push_future`](Self::push_future) | [`try_push_future`](Self::try_push_future) | [`submit_future`](Self::submit_future) | [`try_submit_future`](Self::try_submit_future) |
-/// | receives a [`Completion`] | [`push_async`](Self::push_async) | [`try_push_async`](Self::try_push_async) | | |
-/// | runs once per push of an [`Operator`] | [`operator`](Self::operator) | [`try_operator`](Self::try_operator) | | |
-/// | the same, on a device | [`launch_operator`](Self::launch_operator) | [`try_launch_operator`](Self::try_launch_operator) | | |
-/// | the same, with a completion | [`operator_async`](Self::operator_async) | [`try_operator_async`](Self::try_operator_async) | | |
+/// | is called once | [`push`](Self::push) | [`try_push`](Self::try_push) | [`submit`](Self::submit) | [`try_submit`](Self::try_submit) |
+/// | is called once and returns a future | [`push_future`](Self::push_future) | [`try_push_future`](Self::try_push_future) | [`submit_future`](Self::submit_future) | [`try_submit_future`](Self::try_submit_future) |
+/// | is called once per push of an [`Operator`] | [`operator`](Self::operator) | [`try_operator`](Self::try_operator) | | |
+///
+/// The function runs on a worker, and the operation ends when it returns. If the accesses include
+/// [`stream()`](crate::stream), the function issues work on a device instead, and the operation ends when the device has
+/// done the work. If they include [`completion()`](crate::completion), it ends when its completion is used.
 ///
 /// A function that may fail returns `Result<_, BoxError>`, so `?` accepts any error. A function `work` with its own
 /// error type is passed as `|x| Ok(work(x)?)`. Only the methods for such functions turn an `Err` into a failure of the
@@ -586,8 +620,8 @@ impl<'e> OpBuilder<'e> {
     /// [`Naive`](crate::EngineKind::Naive) engine, on the pushing thread. The operation's [property](Self::property)
     /// determines the lane: in a [`PerDevice`](crate::EngineKind::PerDevice) engine, a device has one lane for copies
     /// in each direction, one for urgent work ([`GpuPrioritized`](Property::GpuPrioritized)), and one for all other
-    /// work. [`launch`](Self::launch) and its siblings pass the lane's stream to the function. Operations pushed by
-    /// other methods receive no stream and run once their dependencies are complete, as on the CPU.
+    /// work. With [`stream()`](crate::stream), the function receives the lane's stream. Other operations
+    /// receive no stream and run once their dependencies are complete, as on the CPU.
     pub fn on(mut self, device: Device) -> Self {
         self.device = device;
         self.has_more = true;
@@ -661,8 +695,10 @@ impl<'e> OpBuilder<'e> {
     /// Pushes an operation whose function returns nothing. For a function that returns a `Result`, use
     /// [`try_push`](Self::try_push) or [`submit`](Self::submit).
     ///
-    /// The function receives what `accesses` declares: references to values, and the operation's context for
-    /// [`cx()`](crate::cx). `()` declares nothing and suits operations whose variables are all untyped. The function
+    /// The function receives what `accesses` declares: references to values, the operation's context for
+    /// [`cx()`](crate::cx), a stream for [`stream()`](crate::stream), and a
+    /// [`Completion`](crate::Completion) for
+    /// [`completion()`](crate::completion). `()` declares nothing and suits operations whose variables are all untyped. The function
     /// may outlive the pushing code, so it cannot assign to that code's local variables; to get a value back, use
     /// [`submit`](Self::submit).
     ///
@@ -688,13 +724,14 @@ impl<'e> OpBuilder<'e> {
         let location = Location::caller();
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
-            let cx = OpContext::new(call);
-            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their variables
-            // during this call. (2): the push refuses aliases, and the operation runs once.
-            f(unsafe { A::refs(&captured, &cx) });
-            Ok(())
+            let f = |refs: Refs<'_, A>| {
+                f(refs);
+                Ok(())
+            };
+            // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
+            unsafe { call_with::<A>(call, &captured, false, f) }
         };
-        self.enqueue_worker_job(location, &accesses, plain(f))
+        self.enqueue_job(location, &accesses, plain(f))
     }
 
     /// Pushes an operation whose function may fail. An `Err` fails every variable that the operation mutates, and later
@@ -725,12 +762,11 @@ impl<'e> OpBuilder<'e> {
         let location = Location::caller();
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
-            let cx = OpContext::new(call);
-            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their variables
-            // during this call. (2): the push refuses aliases, and the operation runs once.
-            f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
+            let f = |refs: Refs<'_, A>| f(refs).map_err(Cause::Error);
+            // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
+            unsafe { call_with::<A>(call, &captured, false, f) }
         };
-        self.enqueue_worker_job(location, &accesses, plain(f))
+        self.enqueue_job(location, &accesses, plain(f))
     }
 
     /// Pushes an operation whose function returns a value, and returns a handle to the result.
@@ -759,13 +795,17 @@ impl<'e> OpBuilder<'e> {
     {
         let location = Location::caller();
         let captured = accesses.capture();
-        let f = move |call: &Call<'_>| {
-            let cx = OpContext::new(call);
-            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their variables
-            // during this call. (2): the push refuses aliases, and the operation runs once.
-            Ok(f(unsafe { A::refs(&captured, &cx) }))
+        let f = move |call: &Call<'_>, mut out: Out<R>| {
+            let f = |refs: Refs<'_, A>| {
+                let value = f(refs);
+                // SAFETY: (1): the operation ends when this function has returned.
+                unsafe { out.set(value) };
+                Ok(())
+            };
+            // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
+            unsafe { call_with::<A>(call, &captured, true, f) }
         };
-        self.enqueue_worker_returning(location, &accesses, f)
+        self.enqueue_returning(location, &accesses, f)
     }
 
     /// Pushes an operation whose function returns a value or an error, and returns a handle to the result. An `Err`
@@ -793,187 +833,20 @@ impl<'e> OpBuilder<'e> {
     {
         let location = Location::caller();
         let captured = accesses.capture();
-        let f = move |call: &Call<'_>| {
-            let cx = OpContext::new(call);
-            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their variables
-            // during this call. (2): the push refuses aliases, and the operation runs once.
-            f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
+        let f = move |call: &Call<'_>, mut out: Out<R>| {
+            let f = |refs: Refs<'_, A>| {
+                let value = f(refs).map_err(Cause::Error)?;
+                // SAFETY: (1): the operation ends when this function has returned.
+                unsafe { out.set(value) };
+                Ok(())
+            };
+            // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
+            unsafe { call_with::<A>(call, &captured, true, f) }
         };
-        self.enqueue_worker_returning(location, &accesses, f)
+        self.enqueue_returning(location, &accesses, f)
     }
 
-    // ------------------------------------------------------------------------------------------------ on a device ----
-
-    /// Pushes a device operation whose function returns nothing. The function receives a stream on which to issue work,
-    /// and what `accesses` declares. See [`GpuStream`].
-    ///
-    /// The function is called once the operation's dependencies on the same device have been issued and all others are
-    /// complete. If the function receives a reference to a value in host memory, all earlier device work on that value
-    /// is also complete. The function should only issue work and return, since the lane's other operations wait for it.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
-    ///
-    /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
-    /// let gpu = Device::Gpu(0);
-    /// let device = engine.device_var::<f32>(gpu, 4)?;
-    /// engine.op("look").on(gpu).launch(device.read(), |stream, device| {
-    ///     assert!(stream.simulated().is_some() && device.len() == 4);
-    /// })?;
-    /// engine.wait_for_all()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// See [`PushError`]. On error, the operation never runs.
-    #[track_caller]
-    pub fn launch<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
-    where
-        A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) + Send + 'static,
-    {
-        self.enqueue_launch(Location::caller(), 0, accesses, move |stream, refs| {
-            f(stream, refs);
-            Ok(())
-        })
-    }
-
-    /// Pushes a device operation whose function may fail. An `Err` fails every variable that the operation mutates, and
-    /// later operations that name such a variable are by default skipped with the same error. A device error becomes
-    /// [`Cause::Device`]. Otherwise, this behaves like [`launch`](Self::launch).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
-    /// use std::time::Duration;
-    ///
-    /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
-    /// let gpu = Device::Gpu(0);
-    /// let host = engine.pinned_var::<f32>(gpu, 4)?;
-    /// let device = engine.device_var::<f32>(gpu, 4)?;
-    /// engine.op("fill").push(host.write(), |host| host.fill(1.5))?;
-    /// engine.op("upload").on(gpu).copy_to_device(&host, &device)?;
-    /// engine.op("double").on(gpu).try_launch(device.write(), |stream, device| {
-    ///     let mut gpu = stream.simulated().ok_or("the device is not simulated")?;
-    ///     gpu.launch(Duration::from_micros(5), device, |values| values.iter_mut().for_each(|value| *value *= 2.0))?;
-    ///     Ok(())
-    /// })?;
-    /// engine.op("download").on(gpu).copy_from_device(&device, &host)?;
-    /// let sum = engine.op("sum").submit(host.read(), |host| host.iter().sum::<f32>())?;
-    /// assert_eq!(sum.wait()?, 12.0);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// See [`PushError`]. On error, the operation never runs.
-    #[track_caller]
-    pub fn try_launch<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
-    where
-        A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> Result<(), BoxError> + Send + 'static,
-    {
-        self.enqueue_launch(Location::caller(), 0, accesses, f)
-    }
-
-    fn enqueue_launch<A, F>(
-        mut self,
-        location: &'static Location<'static>,
-        flags: u16,
-        accesses: A,
-        f: F,
-    ) -> Result<(), PushError>
-    where
-        A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> Result<(), BoxError> + Send + 'static,
-    {
-        let captured = accesses.capture();
-        let f = move |call: &Call<'_>| {
-            let cx = OpContext::new(call);
-            with_stream(call, |stream| {
-                // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their
-                // variables during this call. (2): the push refuses aliases, and the operation runs once.
-                f(stream, unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
-            })
-        };
-        self.check_device()?;
-        self.enqueue(location, &accesses, flag::DEVICE | flags, plain(f))
-    }
-
-    /// Pushes a device operation whose function returns a value, and returns a handle to the result. The result is
-    /// available once the device has completed the work issued by the function. Otherwise, this behaves like
-    /// [`launch`](Self::launch).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
-    ///
-    /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
-    /// let gpu = Device::Gpu(0);
-    /// let device = engine.device_var::<f32>(gpu, 4)?;
-    /// let len = engine.op("len").on(gpu).submit_launch(device.read(), |_, device| device.len())?;
-    /// assert_eq!(len.wait()?, 4);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// See [`PushError`]. On error, the operation never runs.
-    #[track_caller]
-    pub fn submit_launch<A, F, R>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
-    where
-        A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> R + Send + 'static,
-        R: Send + 'static,
-    {
-        self.try_submit_launch(accesses, |stream, refs| Ok(f(stream, refs)))
-    }
-
-    /// Pushes a device operation whose function returns a value or an error, and returns a handle to the result. An
-    /// `Err` fails every variable that the operation mutates, and later operations that name such a variable are by
-    /// default skipped with the same error. The handle also returns the error. Otherwise, this behaves like
-    /// [`submit_launch`](Self::submit_launch).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
-    ///
-    /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
-    /// let gpu = Device::Gpu(0);
-    /// let device = engine.device_var::<f32>(gpu, 4)?;
-    /// let len = engine.op("len").on(gpu).try_submit_launch(device.read(), |stream, device| {
-    ///     stream.simulated().ok_or("the device is not simulated")?;
-    ///     Ok(device.len())
-    /// })?;
-    /// assert_eq!(len.wait()?, 4);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// See [`PushError`]. On error, the operation never runs.
-    #[track_caller]
-    pub fn try_submit_launch<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
-    where
-        A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> Result<R, BoxError> + Send + 'static,
-        R: Send + 'static,
-    {
-        let location = Location::caller();
-        let captured = accesses.capture();
-        let f = move |call: &Call<'_>| {
-            let cx = OpContext::new(call);
-            with_stream(call, |stream| {
-                // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their
-                // variables during this call. (2): the push refuses aliases, and the operation runs once.
-                f(stream, unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
-            })
-        };
-        self.check_device()?;
-        self.enqueue_returning(location, &accesses, flag::DEVICE, f)
-    }
+    // ----------------------------------------------------------------------------------------------------- copies ----
 
     /// Pushes an operation that copies all values of `from`, in host memory, to `to`, in the memory of the operation's
     /// device. Unless another [property](Self::property) is set, the operation has the property
@@ -987,8 +860,8 @@ impl<'e> OpBuilder<'e> {
         from: &Var<PinnedVec<T>>,
         to: &Var<DeviceVec<T>>,
     ) -> Result<(), PushError> {
-        let accesses = (from.read(), to.overwrite());
-        self.enqueue_copy(Location::caller(), Property::CopyToGpu, accesses, |stream, (from, to)| {
+        let accesses = (from.read(), to.overwrite(), stream());
+        self.enqueue_copy(Location::caller(), Property::CopyToGpu, accesses, |(from, to, stream)| {
             stream.copy_in(from, to)
         })
     }
@@ -1005,8 +878,8 @@ impl<'e> OpBuilder<'e> {
         from: &Var<DeviceVec<T>>,
         to: &Var<PinnedVec<T>>,
     ) -> Result<(), PushError> {
-        let accesses = (from.read(), to.overwrite());
-        self.enqueue_copy(Location::caller(), Property::CopyFromGpu, accesses, |stream, (from, to)| {
+        let accesses = (from.read(), to.overwrite(), stream());
+        self.enqueue_copy(Location::caller(), Property::CopyFromGpu, accesses, |(from, to, stream)| {
             stream.copy_out(from, to)
         })
     }
@@ -1023,94 +896,10 @@ impl<'e> OpBuilder<'e> {
         from: &Var<DeviceVec<T>>,
         to: &Var<DeviceVec<T>>,
     ) -> Result<(), PushError> {
-        let accesses = (from.read(), to.overwrite());
-        self.enqueue_copy(Location::caller(), Property::CopyToGpu, accesses, |stream, (from, to)| {
+        let accesses = (from.read(), to.overwrite(), stream());
+        self.enqueue_copy(Location::caller(), Property::CopyToGpu, accesses, |(from, to, stream)| {
             stream.copy_across(from, to)
         })
-    }
-
-    // -------------------------------------------------------------------------------------------- by a completion ----
-
-    /// Pushes an asynchronous operation, which is complete when its [`Completion`] is used, not when its function
-    /// returns.
-    ///
-    /// If `accesses` declares references to values, the operation is complete only once the function has returned and
-    /// the completion has been used. The references thus stay valid until the function returns, even if the completion
-    /// is used earlier.
-    ///
-    /// If the function panics, the operation fails with the panic once its completion is used or dropped. If the
-    /// completion was used or dropped before the panic, the operation has already ended, and [`Engine::wait_for_all`]
-    /// reports the panic. If the function has references to values, the operation fails with the panic either way.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let engine = raddle::Engine::builder().workers(1).build()?;
-    /// let (disk, requests) = (engine.token(), engine.var(0));
-    /// engine.op("read").writes([&disk]).push_async(requests.write(), |requests, done| {
-    ///     *requests += 1;
-    ///     std::thread::spawn(move || done.complete());
-    /// })?;
-    /// engine.wait_for_var(&disk)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// See [`PushError`]. On error, the operation never runs.
-    #[track_caller]
-    pub fn push_async<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
-    where
-        A: Accesses,
-        F: for<'a> FnOnce(Refs<'a, A>, Completion) + Send + 'static,
-    {
-        let location = Location::caller();
-        let f = move |refs: Refs<'_, A>, done| {
-            f(refs, done);
-            Ok(())
-        };
-        // SAFETY: (1): the captured values are those of `accesses`, which the operation declares, and it runs once.
-        // (2): its push refuses aliases.
-        let work = unsafe { completion::async_body::<A>(accesses.capture(), f) };
-        self.enqueue(location, &accesses, flag::ASYNC, plain(work))
-    }
-
-    /// Pushes an asynchronous operation whose function may fail. An `Err` fails every variable that the operation
-    /// mutates, and later operations that name such a variable are by default skipped with the same error.
-    ///
-    /// The operation fails with the function's error once its completion is used or dropped. If the completion was used
-    /// before the function returned the error, the operation has already ended; if an early return dropped the
-    /// completion, the operation has already failed with [`Cause::LostCompletion`]. In both cases,
-    /// [`Engine::wait_for_all`] reports the function's error. If the function has references to values, the operation
-    /// fails with the function's error either way. Otherwise, this behaves like [`push_async`](Self::push_async).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let engine = raddle::Engine::builder().workers(1).build()?;
-    /// let (name, lines) = (engine.var("no such file"), engine.var(0));
-    /// engine.op("count").try_push_async((name.read(), lines.write()), |(name, lines), done| {
-    ///     *lines = std::fs::read_to_string(name)?.lines().count();
-    ///     done.complete();
-    ///     Ok(())
-    /// })?;
-    /// assert!(engine.wait_for_var(&lines).is_err());
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// See [`PushError`]. On error, the operation never runs.
-    #[track_caller]
-    pub fn try_push_async<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
-    where
-        A: Accesses,
-        F: for<'a> FnOnce(Refs<'a, A>, Completion) -> Result<(), BoxError> + Send + 'static,
-    {
-        let location = Location::caller();
-        let f = move |refs: Refs<'_, A>, done| f(refs, done).map_err(Cause::Error);
-        // SAFETY: (1): the captured values are those of `accesses`, which the operation declares, and it runs once.
-        // (2): its push refuses aliases.
-        let work = unsafe { completion::async_body::<A>(accesses.capture(), f) };
-        self.enqueue(location, &accesses, flag::ASYNC, plain(work))
     }
 
     // ---------------------------------------------------------------------------------------------------- futures ----
@@ -1275,15 +1064,10 @@ impl<'e> OpBuilder<'e> {
         A: Accesses,
         F: for<'a> Fn(Refs<'a, A>) + Send + Sync + 'static,
     {
-        let captured = accesses.capture();
-        let f = move |call: &Call<'_>| {
-            let cx = OpContext::new(call);
-            // SAFETY: (1): `captured` came from `accesses`, which each run declares, so it holds their variables during
-            // this call. (2): the operator's creation refuses aliases, and a run calls this once.
-            f(unsafe { A::refs(&captured, &cx) });
+        self.try_operator(accesses, move |refs: Refs<'_, A>| {
+            f(refs);
             Ok(())
-        };
-        self.into_operator(&accesses, 0, Function::Sync(Box::new(f)))
+        })
     }
 
     /// Creates an operator whose function may fail. In each run, an `Err` fails every variable that the operation
@@ -1313,149 +1097,12 @@ impl<'e> OpBuilder<'e> {
     {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
-            let cx = OpContext::new(call);
-            // SAFETY: (1): `captured` came from `accesses`, which each run declares, so it holds their variables during
-            // this call. (2): the operator's creation refuses aliases, and a run calls this once.
-            f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
+            let f = |refs: Refs<'_, A>| f(refs).map_err(Cause::Error);
+            // SAFETY: (1) and (2): each run declares `accesses`, and calls this once. The operator's creation refuses
+            // aliases.
+            unsafe { call_with::<A>(call, &captured, false, f) }
         };
-        self.into_operator(&accesses, 0, Function::Sync(Box::new(f)))
-    }
-
-    /// Creates a device operator whose function returns nothing. See [`launch`](Self::launch).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
-    ///
-    /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
-    /// let gpu = Device::Gpu(0);
-    /// let device = engine.device_var::<f32>(gpu, 4)?;
-    /// let look = engine.op("look").on(gpu).launch_operator(device.read(), |_, device| assert_eq!(device.len(), 4))?;
-    /// look.push()?;
-    /// engine.wait_for_all()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// See [`PushError`].
-    pub fn launch_operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
-    where
-        A: Accesses,
-        F: for<'a> Fn(&mut GpuStream, Refs<'a, A>) + Send + Sync + 'static,
-    {
-        self.try_launch_operator(accesses, move |stream, refs| {
-            f(stream, refs);
-            Ok(())
-        })
-    }
-
-    /// Creates a device operator whose function may fail. In each run, an `Err` fails every variable that the operation
-    /// mutates, and later operations that name such a variable are by default skipped with the same error. See
-    /// [`try_launch`](Self::try_launch).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
-    /// use std::time::Duration;
-    ///
-    /// let engine = Engine::builder().gpu(SimulatedGpu::default()).build()?;
-    /// let gpu = Device::Gpu(0);
-    /// let device = engine.device_var::<f32>(gpu, 4)?;
-    /// let clear = engine.op("clear").on(gpu).try_launch_operator(device.overwrite(), |stream, device| {
-    ///     let mut gpu = stream.simulated().ok_or("the device is not simulated")?;
-    ///     gpu.launch(Duration::from_micros(5), device, |values| values.fill(0.0))?;
-    ///     Ok(())
-    /// })?;
-    /// clear.push()?;
-    /// engine.wait_for_var(&device)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// See [`PushError`].
-    pub fn try_launch_operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
-    where
-        A: Accesses,
-        F: for<'a> Fn(&mut GpuStream, Refs<'a, A>) -> Result<(), BoxError> + Send + Sync + 'static,
-    {
-        let captured = accesses.capture();
-        let f = move |call: &Call<'_>| {
-            let cx = OpContext::new(call);
-            with_stream(call, |stream| {
-                // SAFETY: (1): `captured` came from `accesses`, which each run declares, so it holds their variables
-                // during this call. (2): the operator's creation refuses aliases, and a run calls this once.
-                f(stream, unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
-            })
-        };
-        self.check_device()?;
-        self.into_operator(&accesses, flag::DEVICE, Function::Sync(Box::new(f)))
-    }
-
-    /// Creates an asynchronous operator. See [`push_async`](Self::push_async).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let engine = raddle::Engine::builder().workers(1).build()?;
-    /// let disk = engine.token();
-    /// let flush = engine.op("flush").writes([&disk]).operator_async((), |(), done| {
-    ///     std::thread::spawn(move || done.complete());
-    /// })?;
-    /// flush.push()?;
-    /// engine.wait_for_var(&disk)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// See [`PushError`].
-    pub fn operator_async<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
-    where
-        A: Accesses,
-        F: for<'a> Fn(Refs<'a, A>, Completion) + Send + Sync + 'static,
-    {
-        self.try_operator_async(accesses, move |refs, done| {
-            f(refs, done);
-            Ok(())
-        })
-    }
-
-    /// Creates an asynchronous operator whose function may fail. In each run, an `Err` fails every variable that the
-    /// operation mutates, and later operations that name such a variable are by default skipped with the same error.
-    /// See [`try_push_async`](Self::try_push_async).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let engine = raddle::Engine::builder().workers(1).build()?;
-    /// let budget = engine.var(1u32);
-    /// let spend = engine.op("spend").try_operator_async(budget.write(), |budget, done| {
-    ///     *budget = budget.checked_sub(1).ok_or("the budget is spent")?;
-    ///     done.complete();
-    ///     Ok(())
-    /// })?;
-    /// spend.push()?;
-    /// spend.push()?;
-    /// assert!(engine.wait_for_var(&budget).is_err());
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// See [`PushError`].
-    pub fn try_operator_async<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
-    where
-        A: Accesses,
-        F: for<'a> Fn(Refs<'a, A>, Completion) -> Result<(), BoxError> + Send + Sync + 'static,
-    {
-        let captured = accesses.capture();
-        let f = move |call: &Call<'_>| {
-            let f = |refs: Refs<'_, A>, done| f(refs, done).map_err(Cause::Error);
-            // SAFETY: (1): `captured` came from `accesses`, which each run declares, and a run calls this once. (2):
-            // the operator's creation refuses aliases.
-            unsafe { completion::call_async::<A>(call, &captured, f) }
-        };
-        self.into_operator(&accesses, flag::ASYNC, Function::Async(Box::new(f)))
+        self.into_operator(&accesses, const { flags_of(A::KIND) }, Box::new(f))
     }
 
     /// Pushes a copy with the property `lane`, unless another property is set.
@@ -1468,14 +1115,17 @@ impl<'e> OpBuilder<'e> {
     ) -> Result<(), PushError>
     where
         A: Accesses,
-        F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> Result<(), DeviceError> + Send + 'static,
+        F: for<'a> FnOnce(Refs<'a, A>) -> Result<(), DeviceError> + Send + 'static,
     {
-        let builder = if self.property == Property::Normal { self.property(lane) } else { self };
-        builder.enqueue_launch(location, flag::COPY, accesses, |stream, refs| Ok(copy(stream, refs)?))
-    }
-
-    fn check_device(&self) -> Result<(), PushError> {
-        if self.device == Device::Cpu { Err(PushError::NotOnDevice) } else { Ok(()) }
+        let mut builder = if self.property == Property::Normal { self.property(lane) } else { self };
+        builder.owned.spec.flags |= flag::COPY;
+        let captured = accesses.capture();
+        let f = move |call: &Call<'_>| {
+            let f = |refs: Refs<'_, A>| Ok(copy(refs).map_err(|error| Cause::Error(error.into()))?);
+            // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
+            unsafe { call_with::<A>(call, &captured, false, f) }
+        };
+        builder.enqueue_job(location, &accesses, plain(f))
     }
 
     fn into_operator(
@@ -1487,6 +1137,10 @@ impl<'e> OpBuilder<'e> {
         let core = self.core;
         if core.is_forked() {
             return Err(PushError::Forked);
+        }
+        if flags & flag::DEVICE != 0 && self.device == Device::Cpu {
+            drop(function);
+            return Err(PushError::NotOnDevice);
         }
         let is_child = self.family.is_some() || self.is_orphan;
         let is_parent_on_device = self.owned.spec.flags & flag::PARENT != 0 && self.device != Device::Cpu;
@@ -1514,24 +1168,6 @@ impl<'e> OpBuilder<'e> {
     }
 
     // These functions take the builder by reference, since moving it would add a copy.
-
-    fn enqueue_returning<F, R>(
-        &mut self,
-        location: &'static Location<'static>,
-        accesses: &impl ScopedAccesses,
-        flags: u16,
-        f: F,
-    ) -> Result<OpHandle<R>, PushError>
-    where
-        F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
-        R: Send + 'static,
-    {
-        let location = self.site(location);
-        let shared = job::shared(&self.owned.spec, location, job::returning(f));
-        let core = self.core;
-        self.enqueue(location, accesses, flags, HandleJob::new(Arc::clone(&shared)))?;
-        Ok(OpHandle::new(shared, core))
-    }
 
     /// Pushes an operation in a scope.
     pub(super) fn enqueue_scoped<F>(
@@ -1576,12 +1212,13 @@ impl<'e> OpBuilder<'e> {
 
     /// Calls [`finish`](Self::finish) for an operation in a scope. Returns an error if an operation around the scope
     /// holds one of the variables.
-    fn finish_scoped(
+    fn finish_scoped<A: ScopedAccesses>(
         &mut self,
         location: &'static Location<'static>,
-        accesses: &impl ScopedAccesses,
+        accesses: &A,
         scoped: &Scoped,
     ) -> Result<(), PushError> {
+        const { assert!(A::KIND.is(Kind::Function), "an operation of a scope has neither a stream nor a completion") }
         self.finish(accesses, 0)?;
         let Some(held) = self.owned.entries.iter().find(|entry| scoped.is_held_around(entry.cell)) else {
             return Ok(());
@@ -1642,22 +1279,26 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Calls [`finish`](Self::finish) for an operation that is a future. Returns an error if it is a device operation.
-    fn finish_future(&mut self, accesses: &impl ScopedAccesses) -> Result<(), PushError> {
+    fn finish_future<A: ScopedAccesses>(&mut self, accesses: &A) -> Result<(), PushError> {
+        const { assert!(A::KIND.is(Kind::Function), "a future receives neither a stream nor a completion") }
         if self.device != Device::Cpu {
             return Err(PushError::FutureOnDevice);
         }
         self.finish(accesses, flag::ASYNC)
     }
 
-    /// Enqueues an operation that runs on a worker and has no handle. Inlined, so that the compiler does not build the
+    /// Enqueues an operation without a handle. Inlined, so that the compiler does not build the
     /// description of a plain operation in memory: it knows the number of accesses, and that no property was set.
     #[inline(always)]
-    fn enqueue_worker_job<A: ScopedAccesses, J: Job>(
+    fn enqueue_job<A: ScopedAccesses, J: Job>(
         mut self,
         location: &'static Location<'static>,
         accesses: &A,
         job: J,
     ) -> Result<(), PushError> {
+        if const { !A::KIND.is(Kind::Function) } {
+            return self.enqueue_kind(location, accesses, job);
+        }
         if const { is_counted::<A>() } && self.is_plain && self.owned.entries.is_empty() {
             let (core, name) = self.into_plain();
             return push_counted(core, name, location, accesses, job);
@@ -1696,10 +1337,9 @@ impl<'e> OpBuilder<'e> {
         (this.core, this.owned.spec.name.as_static().unwrap_or_default())
     }
 
-    /// Enqueues an operation that runs on a worker and has a handle, and returns the handle. Inlined, as
-    /// [`enqueue_worker_job`](Self::enqueue_worker_job) is.
+    /// Enqueues an operation with a handle, and returns the handle. Inlined, as [`enqueue_job`](Self::enqueue_job) is.
     #[inline(always)]
-    fn enqueue_worker_returning<A, F, R>(
+    fn enqueue_returning<A, F, R>(
         mut self,
         location: &'static Location<'static>,
         accesses: &A,
@@ -1707,9 +1347,15 @@ impl<'e> OpBuilder<'e> {
     ) -> Result<OpHandle<R>, PushError>
     where
         A: ScopedAccesses,
-        F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
+        F: FnOnce(&Call<'_>, Out<R>) -> Result<(), Cause> + Send + 'static,
         R: Send + 'static,
     {
+        if const { !A::KIND.is(Kind::Function) } {
+            let shared = job::shared(&self.owned.spec, self.site(location), f);
+            let core = self.core;
+            self.enqueue_kind(location, accesses, HandleJob::new(Arc::clone(&shared)))?;
+            return Ok(OpHandle::new(shared, core));
+        }
         if const { is_counted::<A>() } && self.is_plain && self.owned.entries.is_empty() {
             let (core, name) = self.into_plain();
             let (job, handle) = with_handle(core, name, location, f);
@@ -1734,10 +1380,30 @@ impl<'e> OpBuilder<'e> {
         f: F,
     ) -> Result<OpHandle<R>, PushError>
     where
-        F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
+        F: FnOnce(&Call<'_>, Out<R>) -> Result<(), Cause> + Send + 'static,
         R: Send + 'static,
     {
-        self.enqueue_returning(location, &(), 0, f)
+        let location = self.site(location);
+        let shared = job::shared(&self.owned.spec, location, f);
+        let core = self.core;
+        self.enqueue(location, &(), 0, HandleJob::new(Arc::clone(&shared)))?;
+        Ok(OpHandle::new(shared, core))
+    }
+
+    /// Enqueues an operation whose accesses include a stream or a completion.
+    #[inline(never)]
+    fn enqueue_kind<A: ScopedAccesses>(
+        mut self,
+        location: &'static Location<'static>,
+        accesses: &A,
+        job: impl Job,
+    ) -> Result<(), PushError> {
+        if A::KIND.is(Kind::Stream) && self.device == Device::Cpu {
+            // Dropped here, for the reason given in `Core::push`.
+            drop(job);
+            return Err(PushError::NotOnDevice);
+        }
+        self.enqueue(location, accesses, const { flags_of(A::KIND) }, job)
     }
 
     /// Enqueues an operation whose accesses have been declared. Takes the builder by value: with a reference, the
@@ -1873,10 +1539,10 @@ fn with_handle<F, R>(
     f: F,
 ) -> (impl Job, OpHandle<R>)
 where
-    F: FnOnce(&Call<'_>) -> Result<R, Cause> + Send + 'static,
+    F: FnOnce(&Call<'_>, Out<R>) -> Result<(), Cause> + Send + 'static,
     R: Send + 'static,
 {
-    let shared = job::shared_plainly(name, location, job::returning(f));
+    let shared = job::shared_plainly(name, location, f);
     (HandleJob::new(Arc::clone(&shared)), OpHandle::new(shared, core))
 }
 

@@ -1,6 +1,6 @@
 //! The context passed to a running operation.
 
-use std::{fmt, sync::Arc};
+use std::{any::Any, fmt, sync::Arc};
 
 use super::{engine::Engine, token::Token, var::Var};
 use crate::{
@@ -29,6 +29,8 @@ use crate::{
 /// ```
 pub struct OpContext<'a> {
     frame: &'a Frame,
+    /// What else the function receives through its accesses: a stream or a completion.
+    extra: Option<&'a dyn Any>,
 }
 
 impl fmt::Debug for OpContext<'_> {
@@ -44,7 +46,17 @@ impl fmt::Debug for OpContext<'_> {
 impl<'a> OpContext<'a> {
     #[inline]
     pub(crate) fn new(call: &Call<'a>) -> Self {
-        Self { frame: call.frame() }
+        Self { frame: call.frame(), extra: None }
+    }
+
+    /// Creates the context of a call whose function also receives what is in `extra`.
+    pub(super) fn with<'c: 'a>(call: &Call<'c>, extra: &'a dyn Any) -> Self {
+        Self { frame: call.frame(), extra: Some(extra) }
+    }
+
+    /// Returns what else the function receives.
+    pub(super) fn extra<T: 'static>(&self) -> Option<&'a T> {
+        self.extra?.downcast_ref()
     }
 
     pub(super) fn frame(&self) -> &'a Frame {

@@ -20,13 +20,8 @@ use crate::{
     tracker::{INLINE_ACCESSES, Mode},
 };
 
-type OwnFunction = dyn Fn(&Call<'_>) -> Result<(), Cause> + Send + Sync;
-
 /// The function of an operator.
-pub(crate) enum Function {
-    Sync(Box<OwnFunction>),
-    Async(Box<OwnFunction>),
-}
+pub(crate) type Function = Box<dyn Fn(&Call<'_>) -> Result<(), Cause> + Send + Sync>;
 
 struct Inner {
     core: Arc<Core>,
@@ -114,8 +109,7 @@ impl Drop for Owner {
 impl Inner {
     #[inline]
     fn call(&self, call: &Call<'_>) -> Result<(), Cause> {
-        let (Function::Sync(f) | Function::Async(f)) = &self.function;
-        f(call)
+        (self.function)(call)
     }
 }
 
@@ -199,7 +193,7 @@ impl Operator {
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
         let is_short = (1..=INLINE_ACCESSES).contains(&entries.len());
-        let is_plain = is_short && spec.is_plain() && matches!(function, Function::Sync(_));
+        let is_plain = is_short && spec.is_plain();
         let plain_name = if is_plain { spec.name.as_static() } else { None };
         let inner = Box::new(Inner { core, spec, entries, function, plain_name, fixed_priority, limits });
         Self(Arc::new(Owner { inner: NonNull::from(Box::leak(inner)), tokens }))
@@ -363,7 +357,7 @@ impl Operator {
         let own = self.own();
         let inner = self.inner();
         let f = move |call: &Call<'_>| own.get().call(call);
-        let is_async = matches!(inner.function, Function::Async(_));
+        let is_async = inner.spec.flags & flag::ASYNC != 0;
         let f = move |call: &Call<'_>, out: Out<()>| {
             if is_async { job::completing(f)(call, out) } else { job::returning(f)(call, out) }
         };
@@ -389,10 +383,11 @@ impl Operator {
     #[inline]
     fn own(&self) -> Own {
         let inner = self.inner();
-        match inner.function {
-            Function::Sync(_) if !inner.entries.is_empty() => Own::Uncounted(Uncounted(self.0.inner)),
-            // An asynchronous run's function may continue after the completion has ended the operation.
-            Function::Sync(_) | Function::Async(_) => Own::Counted(Arc::clone(&self.0)),
+        // An asynchronous run's function may continue after the completion has ended the operation.
+        if inner.entries.is_empty() || inner.spec.flags & flag::ASYNC != 0 {
+            Own::Counted(Arc::clone(&self.0))
+        } else {
+            Own::Uncounted(Uncounted(self.0.inner))
         }
     }
 

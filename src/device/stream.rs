@@ -41,8 +41,8 @@ pub(crate) enum FunctionEnd {
     Failed,
 }
 
-/// The stream on which a device operation issues its work. [`OpBuilder::launch`](crate::OpBuilder::launch) and its
-/// variants pass it to the operation's function.
+/// The stream on which a device operation issues its work. The operation's function receives it if the accesses include
+/// [`stream()`](crate::stream).
 ///
 /// The work that the function issues on the stream runs on the device after all of the operation's dependencies, and
 /// the operation is complete once the device has completed that work. To use one of the program's own streams as well,
@@ -50,13 +50,13 @@ pub(crate) enum FunctionEnd {
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::{Device, Engine, gpu::SimulatedGpu};
+/// use raddle::{Device, Engine, stream, gpu::SimulatedGpu};
 /// use std::time::Duration;
 ///
 /// let gpu = Device::Gpu(0);
 /// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;
 /// let values = engine.device_var::<u32>(gpu, 4)?;
-/// engine.op("fill").on(gpu).try_launch(values.overwrite(), |stream, values| {
+/// engine.op("fill").on(gpu).try_push((values.overwrite(), stream()), |(values, stream)| {
 ///     assert_eq!(stream.device(), Device::Gpu(0));
 ///     let mut stream = stream.simulated().expect("the device is simulated");
 ///     stream.launch(Duration::from_micros(5), values, |values| values.fill(7))?;
@@ -142,7 +142,7 @@ impl GpuStream {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, gpu::{ImportedStream, SimulatedGpu}};
+    /// use raddle::{Device, Engine, stream, gpu::{ImportedStream, SimulatedGpu}};
     /// use std::time::Duration;
     ///
     /// let device = SimulatedGpu::default();
@@ -153,7 +153,7 @@ impl GpuStream {
     /// let values = engine.device_var::<u32>(gpu, 4)?;
     /// let host = engine.pinned_var::<u32>(gpu, 4)?;
     /// engine.op("upload").on(gpu).copy_to_device(&host, &values)?;
-    /// engine.op("add").on(gpu).try_launch((values.write(), own.overwrite()), |stream, (values, own)| {
+    /// engine.op("add").on(gpu).try_push((values.write(), own.overwrite(), stream()), |(values, own, stream)| {
     ///     stream.include(own, |own| {
     ///         let mut own = own.simulated().expect("the device is simulated");
     ///         own.launch(Duration::ZERO, values, |values| values.iter_mut().for_each(|value| *value += 1))

@@ -29,7 +29,7 @@ use std::{
     thread,
 };
 
-use raddle::{Completion, Engine, OpBuilder, Operator, PushError, Token, Var, WaitError};
+use raddle::{Completion, Engine, OpBuilder, Operator, PushError, Token, Var, WaitError, completion};
 
 use crate::block_on;
 
@@ -898,11 +898,12 @@ impl World {
                     world.body_typed(world.next_run(number), values)
                 })
             }
-            How::Async(finish) => {
-                self.describe_untyped(engine, name, operation).try_operator_async(raddle::cx(), move |cx, done| {
+            How::Async(finish) => self.describe_untyped(engine, name, operation).try_operator(
+                (raddle::cx(), completion()),
+                move |(cx, done)| {
                     world.body_async(world.next_run(number), &cx.engine(), finish, done).map_err(Into::into)
-                })
-            }
+                },
+            ),
             _ => self
                 .describe_untyped(engine, name, operation)
                 .operator_sync(move |cx| world.body(world.next_run(number), &cx.engine())),

@@ -2,8 +2,8 @@
 //! only the context, and return nothing or a `Result` with an error of any type.
 
 use raddle::{
-    Accesses, Completion, Engine, OpBuilder, OpContext, OpHandle, Operator, PushError, Token, access::Refs, cx,
-    error::BoxError, gpu::GpuStream,
+    Accesses, Completion, Engine, OpBuilder, OpContext, OpHandle, Operator, PushError, Token, access::Refs, completion,
+    cx, error::BoxError, gpu::GpuStream, stream,
 };
 
 /// The return type of a function: `()`, a `Result` with any error, or `!`.
@@ -62,7 +62,7 @@ pub trait DescriptionShapes: Sized {
         F: for<'a> FnOnce(Refs<'a, A>) -> R + Send + 'static,
         R: Report;
 
-    /// Like `push_async` or `try_push_async`, depending on the return type of the function.
+    /// Like `push` or `try_push` with a completion, depending on the return type of the function.
     fn push_async_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
@@ -157,7 +157,7 @@ impl DescriptionShapes for OpBuilder<'_> {
         F: for<'a> FnOnce(Refs<'a, A>, Completion) -> R + Send + 'static,
         R: Report,
     {
-        self.try_push_async(accesses, move |refs, done| f(refs, done).into_result())
+        self.try_push((accesses, completion()), move |(refs, done)| f(refs, done).into_result())
     }
 
     #[track_caller]
@@ -188,7 +188,7 @@ impl DescriptionShapes for OpBuilder<'_> {
         F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> R + Send + 'static,
         R: Report,
     {
-        self.try_launch(accesses, move |stream, refs| f(stream, refs).into_result())
+        self.try_push((accesses, stream()), move |(refs, stream)| f(stream, refs).into_result())
     }
 
     #[track_caller]
@@ -199,7 +199,7 @@ impl DescriptionShapes for OpBuilder<'_> {
         R: Send + 'static,
         E: Into<BoxError>,
     {
-        self.try_submit_launch(accesses, move |stream, refs| f(stream, refs).map_err(Into::into))
+        self.try_submit((accesses, stream()), move |(refs, stream)| f(stream, refs).map_err(Into::into))
     }
 
     #[track_caller]
@@ -209,7 +209,7 @@ impl DescriptionShapes for OpBuilder<'_> {
         F: for<'a> Fn(&mut GpuStream, Refs<'a, A>) -> R + Send + Sync + 'static,
         R: Report,
     {
-        self.try_launch_operator(accesses, move |stream, refs| f(stream, refs).into_result())
+        self.try_operator((accesses, stream()), move |(refs, stream)| f(stream, refs).into_result())
     }
 }
 
@@ -266,7 +266,7 @@ impl EngineShapes for Engine {
         R: Report,
     {
         let description = self.op("").reads(reads).writes(writes);
-        description.try_push_async(cx(), move |cx, done| f(cx, done).into_result())
+        description.try_push((cx(), completion()), move |(cx, done)| f(cx, done).into_result())
     }
 }
 

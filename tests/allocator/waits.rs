@@ -22,7 +22,7 @@ use std::{
 use common::shapes::*;
 use common::{Gate, KINDS, THREADED, alone, block_on, engine, failure, hold, poll_once, program::fewer, watched};
 use raddle::{
-    Completion, Device, Engine, EngineKind, Group, OpHandle, Token, Var, VarWait, WaitError,
+    Completion, Device, Engine, EngineKind, Group, OpHandle, Token, Var, VarWait, WaitError, completion,
     gpu::{DeviceVec, SimulatedGpu, simulated::Clock},
 };
 
@@ -240,8 +240,8 @@ fn dropped_waits_for_all_leave_no_memory_behind() {
 fn dropped_waits_for_a_group_leave_no_memory_behind() {
     alone_on(&KINDS, 2, |engine| {
         let (group, (sender, receiver)) = (engine.group(), mpsc::channel());
-        let pending = move |(), done| sender.send(done).expect("the test should keep the receiver");
-        group.op("pending").push_async((), pending).expect("the engine should be open");
+        let pending = move |done| sender.send(done).expect("the test should keep the receiver");
+        group.op("pending").push(completion(), pending).expect("the engine should be open");
         let done: Completion = receiver.recv().expect("the operation should start");
         assert_flat("dropped waits for a group", MANY, |_| {
             let mut wait = Box::pin(group.wait_async());
@@ -282,8 +282,8 @@ fn assert_dropped_waits_for_room_leave_memory_flat(engine: &Engine, group: Optio
     let op = || group.map_or_else(|| engine.op("waits"), |group| group.op("waits"));
     let fill = || {
         let (sender, receiver) = mpsc::channel();
-        let pending = move |(), done| sender.send(done).expect("the test should keep the receiver");
-        op().push_async((), pending).expect("the engine should be open");
+        let pending = move |done| sender.send(done).expect("the test should keep the receiver");
+        op().push(completion(), pending).expect("the engine should be open");
         let done: Completion = receiver.recv().expect("the operation should start");
         done
     };

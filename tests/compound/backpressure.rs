@@ -24,8 +24,9 @@ use common::{
     child_succeeds, eventually, hold, lock, occupy, on_kinds, program::fewer, resident_bytes, watched, watched_for,
 };
 use raddle::{
-    Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, Var, cx,
+    Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, Var, completion, cx,
     gpu::SimulatedGpu,
+    stream,
     trace::{ObservedOp, Observer},
 };
 
@@ -98,7 +99,7 @@ impl Wake for CountWakes {
 /// Pushes an asynchronous operation. Returns its completion once the operation has started.
 fn open_ended(engine: &Engine) -> Completion {
     let (sender, receiver) = mpsc::channel();
-    engine.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+    engine.op("open-ended").push(completion(), move |done| sender.send(done).unwrap()).unwrap();
     receiver.recv_timeout(PATIENCE).expect("the operation should start")
 }
 
@@ -107,7 +108,7 @@ fn open_ended(engine: &Engine) -> Completion {
 fn fill(engine: &Engine, limit: usize) -> (Completion, raddle::Token) {
     let token = engine.token();
     let (sender, receiver) = mpsc::channel();
-    engine.op("first").writes([&token]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+    engine.op("first").writes([&token]).push(completion(), move |done| sender.send(done).unwrap()).unwrap();
     let done = receiver.recv_timeout(PATIENCE).expect("the operation should start");
     for _ in 1..limit {
         engine.op("behind").writes([&token]).push((), |()| {}).unwrap();
@@ -511,7 +512,7 @@ fn gpu_work_in_flight_counts_as_running() {
             let engine = Engine::builder().kind(kind).workers(1).pin(false).max_pending(2).gpu(gpu).build().unwrap();
             let device = engine.device_var::<f32>(Device::Gpu(0), 4).unwrap();
             let slow = || {
-                engine.op("slow").on(Device::Gpu(0)).try_launch(device.write(), |stream, device| {
+                engine.op("slow").on(Device::Gpu(0)).try_push((device.write(), stream()), |(device, stream)| {
                     let mut gpu = stream.simulated().ok_or("simulated")?;
                     gpu.launch(Duration::from_millis(20), device, |_| {})?;
                     Ok(())
@@ -784,7 +785,7 @@ fn all_calls_that_push_are_held_back_and_can_be_admitted() {
         ("push", |op| op.push((), |()| {})),
         ("try_push", |op| op.try_push((), |()| Ok(()))),
         ("submit", |op| op.submit((), |()| {}).map(drop)),
-        ("push_async", |op| op.push_async((), |(), done| done.complete())),
+        ("push_async", |op| op.push(completion(), |done| done.complete())),
         ("push_future", |op| op.push_future((), |()| async {})),
         ("submit_future", |op| op.submit_future((), |()| async {}).map(drop)),
         ("operator", |op| op.operator((), |()| {})?.push()),
@@ -1244,8 +1245,8 @@ fn an_operator_of_a_full_group_passes_if_everything_waits_for_a_completion() {
     on_kinds(&KINDS, 1, |engine| {
         let group = engine.group().max_pending(1);
         let (sender, receiver) = mpsc::channel();
-        let start = move |(), done| sender.send(done).unwrap();
-        let operator = group.op("open-ended").operator_async((), start).unwrap();
+        let start = move |done| sender.send(done).unwrap();
+        let operator = group.op("open-ended").operator(completion(), start).unwrap();
         for _ in 0..3 {
             operator.push().unwrap();
         }
@@ -1376,7 +1377,7 @@ fn a_future_that_waits_for_two_limits_passes_on_the_room_of_one() {
 
 fn open_ended_in(group: &raddle::Group) -> Completion {
     let (sender, receiver) = mpsc::channel();
-    group.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+    group.op("open-ended").push(completion(), move |done| sender.send(done).unwrap()).unwrap();
     receiver.recv_timeout(PATIENCE).expect("the operation should start")
 }
 
@@ -1387,7 +1388,7 @@ fn fill_without_room(engine: &Engine) -> Completion {
     engine
         .op("outer")
         .push(cx(), move |_| {
-            inner.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+            inner.op("open-ended").push(completion(), move |done| sender.send(done).unwrap()).unwrap();
         })
         .unwrap();
     receiver.recv_timeout(PATIENCE).expect("the operation should start")
@@ -1498,11 +1499,11 @@ fn the_function_of_a_push_whose_variable_is_deleted_while_it_is_held_back_is_dro
         ("push", |engine, var, captured| engine.op("late").push(var.write(), move |_| captured.touch())),
         ("submit", |engine, var, captured| engine.op("late").submit(var.write(), move |_| captured.touch()).map(drop)),
         ("an asynchronous run", |engine, var, captured| {
-            let function = move |_: &mut u64, done: Completion| {
+            let function = move |(_, done): (&mut u64, Completion)| {
                 captured.touch();
                 done.complete();
             };
-            engine.op("late").operator_async(var.write(), function)?.submit().map(drop)
+            engine.op("late").operator((var.write(), completion()), function)?.submit().map(drop)
         }),
     ];
     for (name, push) in pushes {

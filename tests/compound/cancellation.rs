@@ -18,7 +18,8 @@ use common::{
     lock, occupy, on_kinds, poll_once, watched,
 };
 use raddle::{
-    Device, Engine, EngineKind, OpContext, OpError, OpHandle, Shutdown, WaitError, cx, error::Cause, gpu::SimulatedGpu,
+    Device, Engine, EngineKind, OpContext, OpError, OpHandle, Shutdown, WaitError, completion, cx, error::Cause,
+    gpu::SimulatedGpu, stream,
 };
 
 fn is_cancelled(error: &OpError) -> bool {
@@ -320,7 +321,7 @@ fn the_handle_of_an_asynchronous_run_waits_for_its_completion() {
     on_kinds(&KINDS, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
         let disk = engine.token();
-        let flush = engine.op("flush").writes([&disk]).operator_async((), move |(), done| sender.send(done).unwrap());
+        let flush = engine.op("flush").writes([&disk]).operator(completion(), move |done| sender.send(done).unwrap());
         let flush = flush.unwrap();
         let mut runs: Vec<_> = (0..3).map(|_| flush.submit().unwrap()).collect();
         let next = || receiver.recv_timeout(PATIENCE).unwrap();
@@ -346,7 +347,7 @@ fn the_function_of_an_asynchronous_run_may_wait_for_its_own_handle_after_its_com
     on_kinds(&THREADED, 1, |engine| {
         let (give, own) = mpsc::channel::<OpHandle<()>>();
         let (own, (sender, result)) = (Mutex::new(own), mpsc::channel());
-        let run = engine.op("own").operator_async((), move |(), done| {
+        let run = engine.op("own").operator(completion(), move |done| {
             done.complete();
             let own = lock(&own).recv_timeout(PATIENCE).unwrap();
             sender.send(own.wait()).unwrap();
@@ -360,7 +361,7 @@ fn the_function_of_an_asynchronous_run_may_wait_for_its_own_handle_after_its_com
 #[test]
 fn the_handle_of_an_asynchronous_run_returns_the_panic_in_its_function() {
     on_kinds(&KINDS, 1, |engine| {
-        let run = engine.op("").operator_async((), |(), _done| panic!("as planned")).unwrap().submit().unwrap();
+        let run = engine.op("").operator(completion(), |_done| panic!("as planned")).unwrap().submit().unwrap();
         assert!(matches!(failure(run.wait()).cause(), Cause::Panic(_)));
         engine.wait_for_all().unwrap();
     });
@@ -374,13 +375,13 @@ fn the_handle_of_an_asynchronous_run_that_panics_wakes_its_task() {
             let (gate, value) = (Gate::new(), engine.var(0));
             let inside = gate.clone();
             let run = if refers {
-                engine.op("").operator_async(value.overwrite(), move |_, done| {
+                engine.op("").operator((value.overwrite(), completion()), move |(_, done)| {
                     inside.pass();
                     drop(done);
                     panic!("as planned");
                 })
             } else {
-                engine.op("").operator_async((), move |(), _done| {
+                engine.op("").operator(completion(), move |_done| {
                     inside.pass();
                     panic!("as planned");
                 })
@@ -438,7 +439,9 @@ fn a_deadline_that_passes_while_an_operation_waits_for_its_turn_cancels_the_oper
         let future = late("future").submit_future(accesses(2), |_| async { unreachable!("the deadline has passed") });
         let future = future.unwrap();
         let _: &OpHandle<()> = &future;
-        late("asynchronous").push_async(accesses(3), |_, _| unreachable!("the deadline has passed")).unwrap();
+        late("asynchronous")
+            .push((accesses(3), completion()), |(_, _)| unreachable!("the deadline has passed"))
+            .unwrap();
         let member = group.op("member").deadline(soon);
         member.push(accesses(4), |_| unreachable!("the deadline has passed")).unwrap();
         let in_time = engine.op("in time").deadline(soon + PATIENCE);
@@ -677,7 +680,7 @@ fn a_member_that_waits_for_its_group_is_refused() {
         let own = group.clone();
         group
             .op("")
-            .push_async((), move |(), done| {
+            .push(completion(), move |done| {
                 sender.send(own.wait_timeout(MOMENT).is_err()).unwrap();
                 done.complete();
             })
@@ -696,7 +699,7 @@ fn asynchronous_members_are_counted_until_their_completion() {
         for _ in 0..3 {
             let sender = sender.clone();
             let member = group.op("flush").overwrites([&disk]);
-            member.push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+            member.push(completion(), move |done| sender.send(done).unwrap()).unwrap();
         }
         let next = || receiver.recv_timeout(PATIENCE).unwrap();
         next().complete();
@@ -707,7 +710,7 @@ fn asynchronous_members_are_counted_until_their_completion() {
         drop(last);
         let error = failure(group.wait());
         assert!(error.to_string().ends_with("the disk is full"), "{error}");
-        group.op("").push_async((), |(), _done| panic!("as planned")).unwrap();
+        group.op("").push(completion(), |_done| panic!("as planned")).unwrap();
         assert!(matches!(failure(group.wait()).cause(), Cause::Panic(_)));
         engine.wait_for_all().unwrap();
     });
@@ -781,7 +784,7 @@ fn a_device_operation_whose_group_is_cancelled_while_it_starts_has_one_result() 
                     other.cancel_quietly();
                 });
                 for _ in 0..4 {
-                    group.op("").on(Device::Gpu(0)).launch(memory.write(), |_, _| ()).unwrap();
+                    group.op("").on(Device::Gpu(0)).push((memory.write(), stream()), |(_, _)| ()).unwrap();
                 }
                 canceller.join().unwrap();
                 group.wait().unwrap();
@@ -807,7 +810,7 @@ fn a_device_operation_whose_group_is_cancelled_after_its_claim_is_not_cancelled(
             }
         });
         gpu.lose();
-        group.op("claimed").on(Device::Gpu(0)).launch((), |_, ()| ()).unwrap();
+        group.op("claimed").on(Device::Gpu(0)).push(stream(), |_| ()).unwrap();
         let failed = failure(group.wait());
         assert!(matches!(failed.cause(), Cause::Device(_)), "{failed:?}");
         assert!(group.is_cancelled(), "the loss was not logged");
@@ -882,11 +885,11 @@ fn a_running_operation_can_ask_whether_its_engine_cancels() {
             ];
             let (ask, result) = (asks(), mpsc::channel());
             scope.spawn(move || {
-                let asynchronous = move |cx: &OpContext<'_>, done: raddle::Completion| {
+                let asynchronous = move |(cx, done): (&OpContext<'_>, raddle::Completion)| {
                     result.0.send(ask(cx)).unwrap();
                     done.complete();
                 };
-                engine.op("asynchronous").push_async(cx(), asynchronous).unwrap();
+                engine.op("asynchronous").push((cx(), completion()), asynchronous).unwrap();
             });
             let (begins, waits) = (runs.clone(), ends.clone());
             let clean_up = scope.spawn(move || {

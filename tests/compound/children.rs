@@ -17,7 +17,8 @@ use common::{
     yield_now,
 };
 use raddle::{
-    Device, Engine, OpContext, OpHandle, PushError, Shutdown, Var, WaitError, cx, error::Cause, gpu::SimulatedGpu,
+    Device, Engine, OpContext, OpHandle, PushError, Shutdown, Var, WaitError, completion, cx, error::Cause,
+    gpu::SimulatedGpu, stream,
 };
 
 // --------------------------------------------------------------------------------------------------- the order ----
@@ -252,11 +253,11 @@ fn device_operations_cannot_have_children_and_operators_cannot_be_children() {
         let engine = engine.build().unwrap();
         let parent = || engine.op("parent").with_children();
         let refused = [
-            parent().on(Device::Gpu(0)).launch((), |_, ()| unreachable!()),
+            parent().on(Device::Gpu(0)).push(stream(), |_| unreachable!()),
             parent().on(Device::Gpu(0)).push((), |()| unreachable!()),
-            parent().on(Device::Gpu(0)).push_async((), |(), _| unreachable!()),
+            parent().on(Device::Gpu(0)).push(completion(), |_| unreachable!()),
             parent().on(Device::Gpu(0)).operator((), |()| unreachable!()).map(drop),
-            parent().on(Device::Gpu(0)).launch_operator((), |_, ()| unreachable!()).map(drop),
+            parent().on(Device::Gpu(0)).operator(stream(), |_| unreachable!()).map(drop),
         ];
         for refused in refused {
             assert_eq!(refused, Err(PushError::UnfitForFamily));
@@ -656,7 +657,7 @@ fn devices_use_the_variables_of_a_family() {
         let t = there.clone();
         let parent = engine.op("parent").with_children().try_submit((cx(), there.write()), move |(cx, _)| {
             let order = cx.child_var(value)?;
-            cx.child("launch").on(gpu).writes([&order]).try_launch(t.write(), |stream, device| {
+            cx.child("launch").on(gpu).writes([&order]).try_push((t.write(), stream()), |(device, stream)| {
                 let mut gpu = stream.simulated().ok_or("the device is not simulated")?;
                 gpu.launch(Duration::from_millis(5), device, |all| all.fill(2))?;
                 Ok(())
@@ -684,7 +685,7 @@ fn an_asynchronous_parent_ends_with_its_completion_and_its_children() {
                 .op("parent")
                 .writes([&token, value.token()])
                 .with_children()
-                .push_async(cx(), move |cx, done| {
+                .push((cx(), completion()), move |(cx, done)| {
                     let family = cx.child_var(5).unwrap();
                     let late = finish == "after";
                     let use_it = move || {
@@ -750,7 +751,7 @@ fn an_asynchronous_parent_fails_with_its_function_or_its_completion_before_its_c
                 .op("parent")
                 .writes([&token])
                 .with_children()
-                .try_push_async(cx(), move |cx, done| {
+                .try_push((cx(), raddle::completion()), move |(cx, done)| {
                     let var = cx.child_var(1)?;
                     let fails = move || {
                         inside.fetch_add(1, Relaxed);
@@ -921,7 +922,7 @@ fn each_run_of_an_operator_has_its_own_children() {
             .op("slow")
             .writes([&value])
             .with_children()
-            .operator_async(cx(), move |cx, done| {
+            .operator((cx(), completion()), move |(cx, done)| {
                 let fails = f.load(Relaxed);
                 cx.child("add")
                     .try_push(w.write(), move |value| {
@@ -960,7 +961,7 @@ fn an_asynchronous_parent_holds_its_variables_until_its_children_are_complete() 
             .op("parent")
             .writes([&value])
             .with_children()
-            .push_async((), move |(), done| {
+            .push(completion(), move |done| {
                 done.complete();
                 *lock(&out) =
                     Some((inner.get(&inside), inner.scope(|s| s.op("").push(inside.read(), |_| unreachable!()))));
@@ -1173,7 +1174,7 @@ fn children_may_be_operations_of_every_kind() {
             .with_children()
             .try_submit((cx(), value.write(), there.write(), host.write()), move |(cx, _, _, host)| {
                 host.fill(5);
-                cx.child("async").push_async(v.write(), |value, done| {
+                cx.child("async").push((v.write(), completion()), |(value, done)| {
                     *value += 1;
                     thread::spawn(move || {
                         thread::sleep(Duration::from_millis(2));
@@ -1182,7 +1183,7 @@ fn children_may_be_operations_of_every_kind() {
                 })?;
                 cx.child("future").push_future(v.write(), |mut value| async move { *value *= 10 })?;
                 cx.child("up").on(gpu).copy_to_device(&h, &t)?;
-                cx.child("double").on(gpu).try_launch(t.write(), |stream, device| {
+                cx.child("double").on(gpu).try_push((t.write(), stream()), |(device, stream)| {
                     let mut gpu = stream.simulated().ok_or("the device is not simulated")?;
                     gpu.launch(Duration::from_millis(1), device, |all| all.iter_mut().for_each(|x| *x *= 2))?;
                     Ok(())

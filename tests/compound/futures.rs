@@ -22,7 +22,7 @@ use common::{
 };
 use raddle::{
     Acquire, Device, Engine, EngineKind, Group, Property, PushError, ReadGuard, Shutdown, Var, WaitError, WriteGuard,
-    cx, error::Cause, gpu::SimulatedGpu,
+    completion, cx, error::Cause, gpu::SimulatedGpu,
 };
 
 fn panics() -> ! {
@@ -171,7 +171,7 @@ fn completions_need_no_worker() {
         let (value_held, token_held) = (hold(&engine, value.token()), hold(&engine, &token));
         let (sender, completions) = mpsc::channel();
         let parent = engine.op("parent").writes([&of_parent]).with_children();
-        parent.push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+        parent.push(completion(), move |done| sender.send(done).unwrap()).unwrap();
         let done = completions.recv().unwrap();
         // The worker is free for this once the function of the parent has returned.
         let busy = occupy(&engine, 1);
@@ -1061,7 +1061,7 @@ fn ready_waits_for_the_mutations_before_the_call() {
             let blocks = never.clone();
             engine
                 .op("")
-                .push_async(value.write(), move |_, done| {
+                .push((value.write(), completion()), move |(_, done)| {
                     thread::spawn(move || {
                         blocks.pass();
                         done.complete();

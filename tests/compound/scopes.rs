@@ -20,8 +20,8 @@ use common::{
     program::fewer,
 };
 use raddle::{
-    Device, Engine, EngineKind, PushError, Scope, ScopedVar, Shutdown, WaitError, cx, each, error::Cause,
-    gpu::SimulatedGpu,
+    Device, Engine, EngineKind, PushError, Scope, ScopedVar, Shutdown, WaitError, completion, cx, each, error::Cause,
+    gpu::SimulatedGpu, stream,
 };
 
 type Anything = Result<(), Box<dyn std::error::Error + Send + Sync>>;
@@ -592,7 +592,7 @@ fn a_scope_in_an_asynchronous_operation_names_its_variables_once_its_completion_
         engine
             .op("asynchronous")
             .writes([&token])
-            .push_async((), move |(), done| {
+            .push(completion(), move |done| {
                 let (inner, token) = (&inner, &inside);
                 let seen = inner.scope(|s| {
                     let early = s.op("early").writes([token]).push((), |()| unreachable!());
@@ -642,8 +642,7 @@ fn a_scope_is_refused_where_waits_are() {
         let engine = Engine::builder().kind(plain.kind()).workers(1).pin(false).gpu(SimulatedGpu::new());
         let engine = engine.build().unwrap();
         let inner = engine.downgrade();
-        let on_device =
-            engine.op("").on(Device::Gpu(0)).submit_launch((), move |_, ()| inner.scope(|_| unreachable!()));
+        let on_device = engine.op("").on(Device::Gpu(0)).submit(stream(), move |_| inner.scope(|_| unreachable!()));
         let refused: Result<(), _> = on_device.unwrap().wait().unwrap();
         assert!(matches!(refused, Err(WaitError::OnDevice)), "{refused:?}");
 

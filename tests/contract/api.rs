@@ -11,7 +11,9 @@ use std::{
 };
 
 use common::{KINDS, MOMENT, child, engine, is_child, on_kinds};
-use raddle::{Completion, Device, Engine, PushError, Var, WaitError, cx, error::Cause, gpu::SimulatedGpu};
+use raddle::{
+    Completion, Device, Engine, PushError, Var, WaitError, completion, cx, error::Cause, gpu::SimulatedGpu, stream,
+};
 
 #[test]
 fn the_context_stands_anywhere_among_the_accesses() {
@@ -26,7 +28,7 @@ fn the_context_stands_anywhere_among_the_accesses() {
         operator.push().unwrap();
         engine
             .op("asynchronous")
-            .push_async((cx(), a.write()), |(cx, a), done| {
+            .push((cx(), a.write(), completion()), |(cx, a, done)| {
                 *a += cx.name().len();
                 done.complete();
             })
@@ -85,7 +87,7 @@ fn a_typed_asynchronous_operation_holds_its_values_until_its_function_returns() 
         let (mark, (sender, returned)) = (Arc::clone(&inside), mpsc::channel());
         engine
             .op("asynchronous")
-            .push_async(var.write(), move |value, done| {
+            .push((var.write(), completion()), move |(value, done)| {
                 thread::spawn(move || done.complete()).join().unwrap();
                 thread::sleep(MOMENT);
                 *value += 1;
@@ -109,7 +111,7 @@ fn a_typed_asynchronous_function_that_fails_fails_its_operation() {
             let var = engine.var(0);
             engine
                 .op("fails")
-                .try_push_async(var.write(), move |_, done| {
+                .try_push((var.write(), completion()), move |(_, done)| {
                     if completes {
                         done.complete();
                     }
@@ -121,7 +123,7 @@ fn a_typed_asynchronous_function_that_fails_fails_its_operation() {
             let var = engine.var(0);
             engine
                 .op("panics")
-                .push_async(var.write(), move |_, done| {
+                .push((var.write(), completion()), move |(_, done)| {
                     if completes {
                         done.complete();
                     }
@@ -139,7 +141,7 @@ fn a_typed_asynchronous_function_that_fails_fails_its_operation() {
 fn an_eager_device_operation_is_refused() {
     for kind in KINDS {
         let engine = Engine::builder().kind(kind).workers(1).pin(false).gpu(SimulatedGpu::default()).build().unwrap();
-        let pushed = engine.op("").on(Device::Gpu(0)).eager().launch((), |_, ()| {});
+        let pushed = engine.op("").on(Device::Gpu(0)).eager().push(stream(), |_| {});
         assert_eq!(pushed, Err(PushError::EagerOnDevice));
     }
 }
@@ -203,7 +205,7 @@ fn a_completion_that_a_panic_drops_leaves_the_operation_to_its_function() {
         let (sender, lengths) = mpsc::channel();
         engine.op("other").push(other.write(), move |_| _ = held.recv()).unwrap();
         let (inner, its_other) = (engine.downgrade(), other.clone());
-        let first = move |value: &mut Vec<u8>, done: Completion| {
+        let first = move |(value, done): (&mut Vec<u8>, Completion)| {
             let waiting = WaitOnDrop(value, inner, its_other, sender);
             if catches {
                 let dropped = catch_unwind(AssertUnwindSafe(move || {
@@ -217,7 +219,7 @@ fn a_completion_that_a_panic_drops_leaves_the_operation_to_its_function() {
             }
             drop(waiting);
         };
-        engine.op("first").push_async(value.write(), first).unwrap();
+        engine.op("first").push((value.write(), completion()), first).unwrap();
         engine.op("second").run_always().push(value.write(), |value| *value = vec![1; 100]).unwrap();
         thread::sleep(Duration::from_millis(20));
         drop(release);

@@ -15,7 +15,7 @@ use std::{
 
 use common::{Gate, KINDS, PATIENCE, THREADED, on_kinds, yield_now};
 use raddle::{
-    Engine, Guarded, WaitError, cx,
+    Engine, Guarded, WaitError, completion, cx,
     error::{UseError, UseErrorKind},
 };
 
@@ -206,7 +206,7 @@ fn a_completion_stands_for_its_operation() {
         let (bus, other) = (guarded(&engine), guarded(&engine));
         let (sender, receiver) = mpsc::channel();
         let (value, undeclared) = (Arc::clone(&bus), Arc::clone(&other));
-        let start = move |(), done| {
+        let start = move |done| {
             thread::spawn(move || {
                 let changed = value.write_for(&done).map(|mut value| *value = 5);
                 let read = value.read_for(&done).map(|value| *value);
@@ -215,7 +215,7 @@ fn a_completion_stands_for_its_operation() {
                 done.complete();
             });
         };
-        engine.op("load").writes([bus.token()]).push_async((), start).unwrap();
+        engine.op("load").writes([bus.token()]).push(completion(), start).unwrap();
         engine.wait_for_all().unwrap();
         let (changed, read, refused) = receiver.recv().unwrap();
         changed.unwrap();
@@ -236,7 +236,7 @@ fn conflicting_uses_of_a_value_are_refused() {
         engine
             .op("keep")
             .writes([bus.token()])
-            .push_async((), move |(), done| {
+            .push(completion(), move |done| {
                 thread::spawn(move || {
                     let kept = value.write_for(&done).unwrap();
                     done.complete();
@@ -390,7 +390,7 @@ fn a_completion_of_another_operation_or_engine_gives_no_right() {
         let bus = guarded(&engine);
         for completing in [&engine, &other] {
             let (token, (sender, completions)) = (completing.token(), mpsc::channel());
-            completing.op("other").writes([&token]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+            completing.op("other").writes([&token]).push(completion(), move |done| sender.send(done).unwrap()).unwrap();
             let done = completions.recv().unwrap();
             assert_undeclared(bus.read_for(&done).map(drop));
             assert_undeclared(bus.write_for(&done).map(drop));

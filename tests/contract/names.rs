@@ -9,7 +9,7 @@ use std::{
 };
 
 use common::{Droppable, Drops, KINDS, PATIENCE, on_kinds};
-use raddle::{Engine, EngineKind, PushError, Shutdown, Var};
+use raddle::{Engine, EngineKind, PushError, Shutdown, Var, completion};
 
 #[test]
 fn errors_of_pushes_name_the_operation_and_the_variable() {
@@ -188,7 +188,7 @@ fn the_place_of_a_push_may_be_set() {
                 "try_submit",
                 Box::new(|| failing().try_submit((), |()| -> Result<(), _> { Err("no".into()) }).map(drop).unwrap()),
             ),
-            ("push_async", Box::new(|| failing().push_async((), |(), done| done.fail("no")).unwrap())),
+            ("push_async", Box::new(|| failing().push(completion(), |done| done.fail("no")).unwrap())),
             ("try_push_future", Box::new(|| failing().try_push_future((), async |()| Err("no".into())).unwrap())),
             (
                 "with a property",

@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::{Drops, Gate, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, eventually, failure, hold, on_kinds};
-use raddle::{Engine, PushError, Shutdown, Var, WaitError};
+use raddle::{Engine, PushError, Shutdown, Var, WaitError, completion};
 
 /// A value that cannot be cloned.
 #[derive(Debug, Default, PartialEq)]
@@ -275,7 +275,7 @@ fn with_needs_no_worker() {
     on_kinds(&THREADED, 1, |engine| {
         let (value, token) = (engine.var(1), engine.token());
         let (sender, receiver) = mpsc::channel();
-        engine.op("").writes([value.token()]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+        engine.op("").writes([value.token()]).push(completion(), move |done| sender.send(done).unwrap()).unwrap();
         let done = receiver.recv_timeout(PATIENCE).unwrap();
         let gate = common::occupy(&engine, 1);
         engine.op("").reads([value.token()]).writes([&token]).push((), |()| {}).unwrap();

@@ -15,7 +15,7 @@ use std::{
 
 use metrics::{Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, SharedString, Unit};
 use raddle::{
-    Engine,
+    Engine, completion,
     trace::{MetricsObserver, TracingObserver},
 };
 use tracing::{Event, Subscriber, field::Visit, span};
@@ -103,12 +103,12 @@ fn tracing_has_a_span_for_each_function_and_an_event_for_each_end() {
         tracing::info!(target: "program", "after");
     });
     outer.unwrap().wait().unwrap();
-    let asks = |(), done: raddle::Completion| {
+    let asks = |done: raddle::Completion| {
         let asked = thread::spawn(move || done.complete());
         asked.join().unwrap();
         tracing::info!(target: "program", "asked");
     };
-    engine.op("ask").push_async((), asks).unwrap();
+    engine.op("ask").push(completion(), asks).unwrap();
     engine.op("next").push((), |()| tracing::info!(target: "program", "apart")).unwrap();
     drop(engine);
 
@@ -180,11 +180,11 @@ fn metrics_count_and_time_operations_by_name() {
     engine.op("sleep").push(value.write(), |_| thread::sleep(TIME)).unwrap();
     engine.op("fail").priority(-3).try_push(value.write(), |_| Err("no".into())).unwrap();
     engine.op("skip").push(value.read(), |_| unreachable!("the operation should be skipped")).unwrap();
-    let ends_elsewhere = |(), done: raddle::Completion| {
+    let ends_elsewhere = |done: raddle::Completion| {
         thread::sleep(TIME);
         thread::spawn(move || done.complete());
     };
-    engine.op("ask").push_async((), ends_elsewhere).unwrap();
+    engine.op("ask").push(completion(), ends_elsewhere).unwrap();
     engine.wait_for_all().unwrap_err();
     drop(engine);
     let numbers: BTreeMap<_, _> =

@@ -14,8 +14,9 @@ use std::{
 
 use common::{Gate, HOSTILE, KINDS, THREADED, eventually, hold, occupy, on_kinds, watched, watched_for};
 use raddle::{
-    Completion, Device, Engine, EngineKind, cx,
+    Completion, Device, Engine, EngineKind, completion, cx,
     gpu::SimulatedGpu,
+    stream,
     trace::{Dump, ObservedOp, Observer, OpState, PendingOp, Recorder, WaitKind},
 };
 
@@ -295,7 +296,7 @@ fn the_json_of_a_dump_has_the_values_of_the_fields() {
             let engine = Engine::builder().kind(kind).workers(1).recorder(&recorder).build().unwrap();
             let x = engine.token().named("x");
             let (sender, receiver) = mpsc::channel();
-            engine.op("open-ended").writes([&x]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+            engine.op("open-ended").writes([&x]).push(completion(), move |done| sender.send(done).unwrap()).unwrap();
             let done = receiver.recv().unwrap();
             engine.op("behind").priority(3).reads([&x]).push((), |()| {}).unwrap();
             thread::scope(|scope| {
@@ -390,7 +391,7 @@ fn a_long_chain_is_printed_as_its_first_eleven_operations_and_its_last() {
 fn an_asynchronous_operation_runs_until_its_completion_is_used() {
     on_kinds(&KINDS, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
-        engine.op("ask").push_async((), move |(), completion| sender.send(completion).unwrap()).unwrap();
+        engine.op("ask").push(completion(), move |completion| sender.send(completion).unwrap()).unwrap();
         let completion = receiver.recv().unwrap();
         let dump = engine.dump();
         let ask = find(&dump, "ask");
@@ -488,7 +489,7 @@ fn an_operation_of_a_gpu_is_ending_until_the_gpu_has_completed_it() {
         engine
             .op("kernel")
             .on(Device::Gpu(0))
-            .try_launch(value.write(), |stream, value| {
+            .try_push((value.write(), stream()), |(value, stream)| {
                 let mut stream = stream.simulated().expect("the device should be simulated");
                 Ok(stream.launch(Duration::from_millis(200), value, |value| value.fill(1))?)
             })
@@ -825,7 +826,7 @@ fn a_dump_says_who_holds_a_variable() {
         let (sender, receiver) = mpsc::channel();
         for (name, token) in [("holds x", &x), ("holds y", &y)] {
             let sender = sender.clone();
-            engine.op(name).writes([token]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+            engine.op(name).writes([token]).push(completion(), move |done| sender.send(done).unwrap()).unwrap();
         }
         let held: Vec<Completion> = receiver.iter().take(2).collect();
         engine.op("behind").reads([&x]).writes([&y]).push((), |()| {}).unwrap();

@@ -9,6 +9,7 @@ use common::{HOSTILE, watched};
 use raddle::{
     Device, Engine, EngineKind,
     gpu::SimulatedGpu,
+    stream,
     trace::{Recorder, Trace, TracedOp},
 };
 
@@ -162,7 +163,7 @@ fn files_for_external_readers() {
             engine
                 .op(name.to_owned())
                 .on(Device::Gpu(0))
-                .try_launch(value.write(), |stream, value| {
+                .try_push((value.write(), stream()), |(value, stream)| {
                     let mut stream = stream.simulated().expect("the device should be simulated");
                     Ok(stream.launch(Duration::from_millis(1), value, |value| value.fill(1))?)
                 })

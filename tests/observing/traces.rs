@@ -17,8 +17,9 @@ use std::{
 
 use common::{Gate, KINDS, MOMENT, PATIENCE, THREADED, eventually, on_kinds, watched, watched_for};
 use raddle::{
-    Device, Engine, EngineKind, IdlePolicy, Property, PushError, Var, WaitError, cx,
+    Device, Engine, EngineKind, IdlePolicy, Property, PushError, Var, WaitError, completion, cx,
     gpu::{DeviceVec, SimulatedGpu},
+    stream,
     trace::{AccessMode, LaneStats, ObservedOp, Observer, Outcome, Place, Recorder, Trace, TracedOp, VarId},
 };
 
@@ -171,7 +172,7 @@ fn failures_and_skips_are_distinguished() {
 fn an_asynchronous_operation_returns_before_it_ends() {
     recorded(&KINDS, |engine, recorder| {
         let (sender, receiver) = mpsc::channel();
-        engine.op("ask").push_async((), move |(), completion| sender.send(completion).unwrap()).unwrap();
+        engine.op("ask").push(completion(), move |completion| sender.send(completion).unwrap()).unwrap();
         let completion = receiver.recv().unwrap();
         thread::sleep(MOMENT);
         completion.complete();
@@ -188,7 +189,7 @@ fn an_asynchronous_operation_returns_before_it_ends() {
 fn an_asynchronous_operation_may_end_before_it_returns() {
     recorded(&KINDS, |engine, recorder| {
         for (round, ends_elsewhere) in [true, false].into_iter().enumerate() {
-            let f = move |(), completion: raddle::Completion| {
+            let f = move |completion: raddle::Completion| {
                 if ends_elsewhere {
                     thread::spawn(move || completion.complete()).join().unwrap();
                 } else {
@@ -196,7 +197,7 @@ fn an_asynchronous_operation_may_end_before_it_returns() {
                 }
                 thread::sleep(MOMENT);
             };
-            engine.op("ask").push_async((), f).unwrap();
+            engine.op("ask").push(completion(), f).unwrap();
             engine.wait_for_all().unwrap();
             // The history of an operation stays open until its function returns.
             eventually("the function has returned", || {
@@ -220,11 +221,11 @@ fn an_operation_that_has_ended_is_over_when_its_function_returns() {
             let (recorder, path) = (Recorder::new(), folder.0.join(name));
             let engine = Engine::builder().kind(kind).workers(2).recorder(&recorder).profile(&path).build().unwrap();
             let (sender, receiver) = mpsc::channel::<()>();
-            let function = move |(), completion: raddle::Completion| {
+            let function = move |completion: raddle::Completion| {
                 completion.complete();
                 receiver.recv().unwrap();
             };
-            engine.op("ends early").push_async((), function).unwrap();
+            engine.op("ends early").push(completion(), function).unwrap();
             engine.wait_for_all().unwrap();
             for _ in 0..5 {
                 // The profile is written in the meantime.
@@ -250,10 +251,10 @@ fn an_operation_that_has_ended_is_over_when_its_function_returns() {
 #[test]
 fn the_history_of_a_parent_that_loses_its_completion_is_closed() {
     recorded(&KINDS, |engine, recorder| {
-        let lose = |(), completion: raddle::Completion| drop(completion);
-        engine.op("parent").with_children().push_async((), lose).unwrap();
+        let lose = |completion: raddle::Completion| drop(completion);
+        engine.op("parent").with_children().push(completion(), lose).unwrap();
         engine.wait_for_all().unwrap_err();
-        engine.op("parent").with_children().push_async((), |(), _| panic!("planned")).unwrap();
+        engine.op("parent").with_children().push(completion(), |_| panic!("planned")).unwrap();
         engine.wait_for_all().unwrap_err();
         eventually("both functions have returned", || {
             engine.stats().operations.iter().any(|stats| stats.name == "parent" && stats.count == 2)
@@ -401,7 +402,7 @@ fn operations_of_a_gpu_are_issued_and_end_later() {
                 engine
                     .op(name)
                     .on(Device::Gpu(0))
-                    .try_launch(value.write(), |stream, value| {
+                    .try_push((value.write(), stream()), |(value, stream)| {
                         Ok(stream
                             .simulated()
                             .unwrap()
@@ -433,7 +434,7 @@ fn operations_of_a_gpu_are_issued_and_end_later() {
 
 /// Pushes an operation that launches a kernel on the simulated GPU.
 fn launch_fill(engine: &Engine, name: &'static str, value: &Var<DeviceVec<u64>>) {
-    let launch = engine.op(name).on(Device::Gpu(0)).try_launch(value.write(), |stream, value| {
+    let launch = engine.op(name).on(Device::Gpu(0)).try_push((value.write(), stream()), |(value, stream)| {
         Ok(stream.simulated().unwrap().launch(Duration::ZERO, value, |value| value.fill(1))?)
     });
     launch.unwrap();
@@ -496,7 +497,7 @@ fn an_operation_of_a_lost_gpu_is_skipped_without_a_run() {
                 engine
                     .op("observed")
                     .on(Device::Gpu(0))
-                    .try_launch(value.write(), |_, _| panic!("the GPU is lost"))
+                    .try_push((value.write(), stream()), |(_, _)| panic!("the GPU is lost"))
                     .unwrap();
             }
             while engine.wait_for_all().is_err() {}
@@ -952,7 +953,10 @@ fn operations_that_wait_long_for_a_worker_have_arrows_in_a_profile() {
             let engine = Engine::builder().kind(kind).workers(1).profile(&path).build().unwrap();
             let x = engine.var(0);
             let (sender, receiver) = mpsc::channel();
-            engine.op("first").push_async(x.write(), move |_, completion| sender.send(completion).unwrap()).unwrap();
+            engine
+                .op("first")
+                .push((x.write(), completion()), move |(_, completion)| sender.send(completion).unwrap())
+                .unwrap();
             let completion = receiver.recv().unwrap();
             let gate = common::occupy(&engine, 1);
             for _ in 0..3 {
@@ -993,7 +997,7 @@ fn the_tracks_of_a_trace_are_its_places_and_streams() {
             engine
                 .op("gpu")
                 .on(Device::Gpu(0))
-                .try_launch(value.write(), |stream, value| {
+                .try_push((value.write(), stream()), |(value, stream)| {
                     Ok(stream.simulated().unwrap().launch(Duration::ZERO, value, |value| value.fill(1))?)
                 })
                 .unwrap();
@@ -1549,7 +1553,7 @@ fn an_observer_is_called_for_each_step() {
             for _ in 0..100 {
                 engine.op("observed").push(x.write(), |x| *x += 1).unwrap();
             }
-            engine.op("observed").push_async((), |(), completion| completion.complete()).unwrap();
+            engine.op("observed").push(completion(), |completion| completion.complete()).unwrap();
             engine.shutdown(raddle::Shutdown::Drain, None).unwrap();
             let counts = counts.0.each_ref().map(|count| count.load(Relaxed));
             let ready = if kind == EngineKind::Naive { 0 } else { 101 };
@@ -1628,11 +1632,11 @@ fn an_observer_sees_what_the_recorder_records() {
             engine
                 .op("fill")
                 .on(Device::Gpu(0))
-                .try_launch(on_gpu.write(), |stream, value| {
+                .try_push((on_gpu.write(), stream()), |(value, stream)| {
                     Ok(stream.simulated().unwrap().launch(Duration::ZERO, value, |value| value.fill(1))?)
                 })
                 .unwrap();
-            engine.op("ask").push_async(to.overwrite(), |_, completion| completion.complete()).unwrap();
+            engine.op("ask").push((to.overwrite(), completion()), |(_, completion)| completion.complete()).unwrap();
             engine.shutdown(raddle::Shutdown::Drain, None).unwrap();
             let trace = recorder.take();
             let seen: Vec<Seen> = seen.try_iter().collect();

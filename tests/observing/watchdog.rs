@@ -13,8 +13,9 @@ use std::{
 
 use common::{Gate, KINDS, Meeting, THREADED, logger::log_to, watched};
 use raddle::{
-    Device, Engine, EngineBuilder, EngineKind, Shutdown, Var,
+    Device, Engine, EngineBuilder, EngineKind, Shutdown, Var, completion,
     gpu::{DeviceVec, SimulatedGpu},
+    stream,
     trace::{Problem, Watchdog, WatchdogReport},
 };
 
@@ -54,7 +55,7 @@ fn launch(engine: &Engine, name: &'static str, value: &Var<DeviceVec<u64>>, time
     engine
         .op(name)
         .on(Device::Gpu(0))
-        .try_launch(value.write(), move |stream, value| {
+        .try_push((value.write(), stream()), move |(value, stream)| {
             let mut stream = stream.simulated().expect("the device should be simulated");
             Ok(stream.launch(time, value, |value| value.fill(1))?)
         })
@@ -110,7 +111,7 @@ fn an_operation_that_waits_for_too_long_is_reported_with_its_chain() {
     each(&KINDS, &Watchdog::new().waiting(LIMIT), |engine, reports| {
         let (sender, receiver) = mpsc::channel();
         let x = engine.token();
-        engine.op("ask").writes([&x]).push_async((), move |(), completion| sender.send(completion).unwrap()).unwrap();
+        engine.op("ask").writes([&x]).push(completion(), move |completion| sender.send(completion).unwrap()).unwrap();
         let completion = receiver.recv().unwrap();
         engine.op("answer").reads([&x]).push((), |()| {}).unwrap();
         let report = reports.recv().unwrap();
@@ -131,7 +132,7 @@ fn a_stalled_engine_is_reported_and_reported_again_after_progress() {
             engine
                 .op("ask")
                 .writes([&x])
-                .push_async((), move |(), completion| sender.send(completion).unwrap())
+                .push(completion(), move |completion| sender.send(completion).unwrap())
                 .unwrap();
             let completion = receiver.recv().unwrap();
             let report = reports.recv().unwrap();
@@ -219,7 +220,7 @@ fn pushes_are_no_progress_of_a_stalled_engine() {
     each(&KINDS, &Watchdog::new().stalled(LIMIT), |engine, reports| {
         let x = engine.token();
         let (sender, receiver) = mpsc::channel();
-        engine.op("stuck").writes([&x]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+        engine.op("stuck").writes([&x]).push(completion(), move |done| sender.send(done).unwrap()).unwrap();
         let completion = receiver.recv().unwrap();
         let report = loop {
             engine.op("behind").writes([&x]).push((), |()| {}).unwrap();

@@ -23,7 +23,7 @@ use common::{
     watched,
 };
 use raddle::{
-    Engine, EngineKind, Group, OpHandle, Var, WaitError,
+    Engine, EngineKind, Group, OpHandle, Var, WaitError, completion,
     trace::{OpState, PendingOp},
 };
 
@@ -269,7 +269,7 @@ fn a_function_may_wait_for_its_group_after_its_operation_is_complete() {
         let own = group.clone();
         group
             .op("member")
-            .push_async((), move |(), done| {
+            .push(completion(), move |done| {
                 done.complete();
                 sender.send(own.wait()).unwrap();
             })
@@ -460,7 +460,7 @@ fn an_operation_of_a_refused_scope_leaves_the_group_of_the_scope_once() {
         while engine.wait_for_all().is_err() {}
         let (group, (sender, receiver)) = (group.unwrap(), mpsc::channel());
         assert_eq!(group.pending(), 0);
-        group.op("later").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+        group.op("later").push(completion(), move |done| sender.send(done).unwrap()).unwrap();
         let done = receiver.recv_timeout(PATIENCE).unwrap();
         assert_eq!(group.pending(), 1, "a member is not counted");
         done.complete();

@@ -25,7 +25,7 @@ use common::{
     AWHILE, DeferredPanics, Drops, Gate, KINDS, Meeting, PATIENCE, SOON, THREADED, at_the_first_deferred_push,
     block_on, child_succeeds, engine, eventually, hold, is_child, lock, on_kinds, program::fewer, watched, watched_for,
 };
-use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Token, WaitError};
+use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Token, WaitError, completion};
 
 // ---------------------------------------------------------------------------------------- pushes that cross ----
 
@@ -1286,12 +1286,12 @@ fn a_child_that_waits_for_its_parent_is_refused() {
                 }
                 _ => {
                     let child = Mutex::new(Some(child));
-                    let run = move |cx: &OpContext<'_>, done: raddle::Completion| {
+                    let run = move |(cx, done): (&OpContext<'_>, raddle::Completion)| {
                         let child = lock(&child).take().unwrap();
                         cx.child("child").push((), child).unwrap();
                         thread::spawn(move || done.complete());
                     };
-                    parent.operator_async(raddle::cx(), run).unwrap().submit()
+                    parent.operator((raddle::cx(), completion()), run).unwrap().submit()
                 }
             }
         };
@@ -1329,7 +1329,8 @@ fn a_wait_for_an_asynchronous_operation_behind_the_waiting_one_is_refused() {
         let again = value.clone();
         let outer = engine.op("outer").submit(value.write(), move |_| {
             let future = inner.op("future").submit_future(again.read(), |value| async move { *value }).unwrap().wait();
-            let operator = inner.op("operator").operator_async(again.write(), |_, done| done.complete()).unwrap();
+            let operator =
+                inner.op("operator").operator((again.write(), completion()), |(_, done)| done.complete()).unwrap();
             (future, operator.submit().unwrap().wait())
         });
         let (future, operator) = outer.unwrap().wait().unwrap();

@@ -15,7 +15,7 @@ use std::{
 };
 
 use common::{Gate, Meeting, PATIENCE, THREADED, engine, hold, watched_for};
-use raddle::{Engine, EngineKind, OpHandle, Var, WaitError, blocking, cx};
+use raddle::{Engine, EngineKind, OpHandle, Var, WaitError, blocking, completion, cx};
 
 const LIMIT: Duration = Duration::from_secs(8);
 fn ms(n: u64) -> Duration {
@@ -44,7 +44,7 @@ fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
             // The wait covers this member, which completes after 300 ms.
             group
                 .op("covered async")
-                .push_async((), |(), done| {
+                .push(completion(), |done| {
                     thread::spawn(move || {
                         thread::sleep(ms(300));
                         done.complete();
@@ -326,7 +326,7 @@ fn a_wait_in_the_function_of_a_complete_operation_is_not_refused() {
                 engine
                     .op("F")
                     .writes([&v2])
-                    .push_async((), move |(), done| {
+                    .push(completion(), move |done| {
                         let inside = &inside;
                         let tx = Mutex::new(tx);
                         let tx = &tx;
@@ -377,7 +377,7 @@ fn a_wait_in_the_function_of_a_complete_child_is_not_refused() {
         });
         let (waiter, (results, waited)) = (waiter.unwrap(), mpsc::channel());
         let parent = engine.op("parent").with_children().push(cx(), move |cx| {
-            let child = cx.child("child").push_async((), move |(), done| {
+            let child = cx.child("child").push(completion(), move |done| {
                 sender.send(done).unwrap();
                 results.send(waiter.wait()).unwrap();
             });
@@ -391,7 +391,7 @@ fn a_wait_in_the_function_of_a_complete_child_is_not_refused() {
         let (sender, completions) = mpsc::channel();
         for _ in 0..1000 {
             let sender = sender.clone();
-            engine.op("churn").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+            engine.op("churn").push(completion(), move |done| sender.send(done).unwrap()).unwrap();
             completions.recv().unwrap().complete();
         }
         for _ in 0..3000 {

@@ -19,7 +19,7 @@ use std::{
 };
 
 use common::{Gate, MOMENT, PATIENCE, THREADED, at_the_first_deferred_push, eventually, hold, on_kinds, watched};
-use raddle::{Engine, EngineKind, OpHandle, Shutdown, Var, blocking};
+use raddle::{Engine, EngineKind, OpHandle, Shutdown, Var, blocking, completion};
 
 /// The number of computing functions, and the number of times there were too many.
 #[derive(Default)]
@@ -193,7 +193,7 @@ fn a_function_does_not_queue_for_a_worker_inside_a_blocking_call() {
 /// Returns a variable held by an operation that ends on another thread, a little later.
 fn held_elsewhere(engine: &Engine) -> Var<i32> {
     let value = engine.var(0);
-    let held = engine.op("held").push_async(value.write(), |_, done| {
+    let held = engine.op("held").push((value.write(), completion()), |(_, done)| {
         common::harness::elsewhere(move || {
             thread::sleep(Duration::from_micros(50));
             done.complete();

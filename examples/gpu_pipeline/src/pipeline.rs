@@ -17,6 +17,7 @@ use raddle::{
     Device, Engine, OpHandle, PushError, Var,
     error::{BoxError, DeviceError},
     gpu::{DeviceVec, GpuStream, PinnedVec},
+    stream,
 };
 
 use crate::kernels;
@@ -169,13 +170,12 @@ impl<'e> Pipeline<'e> {
         self.engine
             .op("smooth")
             .on(GPU)
-            .try_launch(accesses, move |stream, (raw, smoothed)| kernels.smooth(stream, raw, smoothed))?;
+            .try_push((accesses, stream()), move |((raw, smoothed), stream)| kernels.smooth(stream, raw, smoothed))?;
         let kernels = Arc::clone(&self.kernels);
         let accesses = (slot.raw.read(), slot.smoothed.read(), slot.toned.overwrite());
-        self.engine
-            .op("tone")
-            .on(GPU)
-            .try_launch(accesses, move |stream, (raw, smoothed, toned)| kernels.tone(stream, raw, smoothed, toned))
+        self.engine.op("tone").on(GPU).try_push((accesses, stream()), move |((raw, smoothed, toned), stream)| {
+            kernels.tone(stream, raw, smoothed, toned)
+        })
     }
 
     pub fn copy_out(&self, chunk: usize) -> Result<(), PushError> {

@@ -24,6 +24,7 @@ use raddle::{
     Device, Engine, Token,
     error::BoxError,
     gpu::{DeviceVec, GpuStream},
+    stream,
 };
 
 use crate::{Array, Error};
@@ -58,7 +59,7 @@ pub fn load() -> Result<(), Error> {
 /// Returns whether a device is a CUDA device. An operation on the device determines this from its stream, and this call
 /// waits for the operation.
 pub(crate) fn is_cuda(engine: &Engine, device: Device) -> bool {
-    let asked = || engine.op("is_cuda").on(device).submit_launch((), |stream, ()| stream.cuda().is_some());
+    let asked = || engine.op("is_cuda").on(device).submit(stream(), |stream| stream.cuda().is_some());
     device != Device::Cpu && asked().is_ok_and(|handle| handle.wait().unwrap_or(false))
 }
 
@@ -142,7 +143,7 @@ pub(crate) fn copy(from: &Array, to: &Array, after: &[&Token]) -> Result<(), Err
     let runtime = to.runtime();
     let op = runtime.engine().op("copy").on(runtime.device()).reads(after.iter().copied());
     let target = if to.is_whole() { target.overwrite() } else { target.write() };
-    op.try_launch((source.read(), target), move |stream, (source, target)| {
+    op.try_push((source.read(), target, stream()), move |(source, target, stream)| {
         let (stream, bytes) = (stream_of(stream)?, 4 * source_range.len());
         let (source, target) = (address(source, &source_range)?, address(target, &target_range)?);
         stream.context().bind_to_thread()?;
@@ -192,7 +193,7 @@ pub(crate) fn multiply(
     let runtime = product.runtime();
     let op = runtime.engine().op("matmul").on(runtime.device());
     let accesses = (a.chunk().gpu()?.read(), b.chunk().gpu()?.read(), product.chunk().gpu()?.overwrite());
-    op.try_launch(accesses, move |stream, (a, b, product)| {
+    op.try_push((accesses, stream()), move |((a, b, product), stream)| {
         let stream = stream_of(stream)?;
         let (a, b, product) = (address(a, &ranges[0])?, address(b, &ranges[1])?, address(product, &ranges[2])?);
         let (one, zero) = (1.0, 0.0);

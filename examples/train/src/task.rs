@@ -20,6 +20,7 @@ use raddle::{
     Device, Name, Read, Token, Var, Write,
     error::BoxError,
     gpu::{DeviceVec, GpuStream},
+    stream,
 };
 
 use crate::storage::{Block, Chunk};
@@ -341,18 +342,19 @@ impl Plan {
 
 /// Pushes an operation, or creates an operator of the engine from the same description.
 macro_rules! describe {
-    ($task:ident, $plan:ident, $runtime:ident, $f:ident, $on_host:ident, $on_gpu:ident) => {{
+    ($task:ident, $plan:ident, $runtime:ident, $f:ident, $push:ident) => {{
         let layout = mem::take(&mut $plan.layout);
         let op = $runtime.engine().op($task.name).priority($task.priority).reads($task.after);
         if let Device::Cpu = $runtime.device() {
-            op.$on_host($plan.accesses(Chunk::host)?, move |(reads, writes, random)| {
+            op.$push($plan.accesses(Chunk::host)?, move |(reads, writes, random)| {
                 layout.on_host(reads, writes, random, &$f)
             })?
         } else {
             let work = Arc::new((layout, $f));
-            op.on($runtime.device()).$on_gpu($plan.accesses(Chunk::gpu)?, move |stream, (reads, writes, random)| {
-                on_gpu(&work, stream, reads, writes, random)
-            })?
+            op.on($runtime.device())
+                .$push(($plan.accesses(Chunk::gpu)?, stream()), move |((reads, writes, random), stream)| {
+                    on_gpu(&work, stream, reads, writes, random)
+                })?
         }
     }};
 }
@@ -366,7 +368,7 @@ impl Task<'_> {
     #[track_caller]
     pub fn push(self, runtime: &Runtime, f: impl Fn(Views<'_>) + Send + Sync + 'static) -> Result<(), Error> {
         let mut plan = self.plan(runtime)?;
-        describe!(self, plan, runtime, f, try_push, try_launch);
+        describe!(self, plan, runtime, f, try_push);
         Ok(())
     }
 
@@ -377,7 +379,7 @@ impl Task<'_> {
     /// for the temporary space; the engine refuses the variables.
     pub fn operator(self, runtime: &Runtime, f: impl Fn(Views<'_>) + Send + Sync + 'static) -> Result<Prepared, Error> {
         let mut plan = self.plan(runtime)?;
-        let operator = describe!(self, plan, runtime, f, try_operator, try_launch_operator);
+        let operator = describe!(self, plan, runtime, f, try_operator);
         Ok(Prepared { operator, _chunks: [plan.reads, plan.writes].concat() })
     }
 }

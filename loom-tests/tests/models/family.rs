@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use raddle::{
-    Completion, Engine, EngineKind,
+    Completion, Engine, EngineKind, completion,
     internals::{FamilyCount, Flavour},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, sync::Mutex, thread};
@@ -187,7 +187,7 @@ fn a_child_sees_what_its_parent_did_and_the_operation_behind_the_parent_sees_eve
             .op("parent")
             .writes([&token])
             .with_children()
-            .push_async(raddle::cx(), move |cx, done: Completion| {
+            .push((raddle::cx(), completion()), move |(cx, done): (_, Completion)| {
                 let by_completion = Arc::clone(&inside);
                 let finishes = thread::spawn(move || {
                     by_completion[1].add();

@@ -13,7 +13,7 @@ use std::{
 };
 
 use raddle::{
-    Engine, EngineKind, PushError, Shutdown, WriteGuard,
+    Engine, EngineKind, PushError, Shutdown, WriteGuard, completion,
     internals::{Flavour, PendingOps, Waited, WakerKey},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, sync::atomic::AtomicUsize, thread};
@@ -492,7 +492,7 @@ fn a_future_waits_for_room_while_handles_are_dropped(other_has_the_guard: bool) 
         let group = group.group().max_pending(1);
         let place = Place::default();
         let inner = Arc::clone(&place);
-        group.op("").push_async((), move |(), done| *inner.lock().unwrap() = Some(done)).unwrap();
+        group.op("").push(completion(), move |done| *inner.lock().unwrap() = Some(done)).unwrap();
         let mut room = Box::pin(async move { group.op("").when_room().await.map(drop) });
         assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "the group has room");
         its.end();
@@ -524,7 +524,7 @@ fn a_future_that_begins_to_wait_for_room_during_a_shutdown_is_refused_or_woken()
         let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
         let (group, place, count) = (engine.group(), Place::default(), Arc::new(Count::default()));
         let inner = Arc::clone(&place);
-        group.op("").push_async((), move |(), done| *inner.lock().unwrap() = Some(done)).unwrap();
+        group.op("").push(completion(), move |done| *inner.lock().unwrap() = Some(done)).unwrap();
         let waker = Waker::from(Arc::clone(&count));
         let thread = thread::spawn(move || {
             let group = group.max_pending(1);

@@ -1,7 +1,7 @@
 //! The happens-before edges that a variable adds, through its version and through its count of handles.
 use std::sync::Arc;
 
-use raddle::{Device, Engine, EngineKind, Token, gpu::SimulatedGpu, internals::Flavour::Contract};
+use raddle::{Device, Engine, EngineKind, Token, gpu::SimulatedGpu, internals::Flavour::Contract, stream};
 use raddle_loom_tests::checker::{
     cell::UnsafeCell,
     sync::atomic::{
@@ -85,7 +85,7 @@ fn a_thread_that_sees_a_version_sees_the_mutations_of_a_device_that_it_counts() 
     model(2, Contract, || {
         let engine = Engine::builder().kind(EngineKind::Naive).gpu(SimulatedGpu::new()).build().unwrap();
         a_version_is_seen_with_its_mutation(&engine, |token, mutate| {
-            engine.op("").on(Device::Gpu(0)).writes([token]).launch((), move |_, ()| mutate()).unwrap();
+            engine.op("").on(Device::Gpu(0)).writes([token]).push(stream(), move |_| mutate()).unwrap();
         });
     });
 }

@@ -19,10 +19,11 @@ use crate::{
         simulated::SimulatedGpu,
     },
     gpu::{GpuStream, ImportedStream},
+    stream,
     values::device::Device,
 };
 
-/// `try_submit_launch` for functions that fail with a `DeviceError`.
+/// `try_submit` with a stream, for functions that fail with a `DeviceError`.
 trait SubmitLaunch {
     fn submit_launch_any<A: Accesses, R: Send + 'static>(
         self,
@@ -37,7 +38,7 @@ impl SubmitLaunch for OpBuilder<'_> {
         accesses: A,
         f: impl for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> Result<R, DeviceError> + Send + 'static,
     ) -> Result<OpHandle<R>, PushError> {
-        self.try_submit_launch(accesses, move |stream, refs| Ok(f(stream, refs)?))
+        self.try_submit((accesses, stream()), move |(refs, stream)| Ok(f(stream, refs)?))
     }
 }
 

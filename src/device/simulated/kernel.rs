@@ -34,17 +34,17 @@ impl<'s> SimulatedStream<'s> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
+    /// use raddle::{Device, Engine, stream, gpu::SimulatedGpu};
     /// use std::time::Duration;
     ///
     /// let gpu = Device::Gpu(0);
     /// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;
     /// let (source, target) = (engine.device_var::<u32>(gpu, 4)?, engine.device_var::<u32>(gpu, 4)?);
-    /// engine.op("fill").on(gpu).try_launch(source.overwrite(), |stream, source| {
+    /// engine.op("fill").on(gpu).try_push((source.overwrite(), stream()), |(source, stream)| {
     ///     let mut stream = stream.simulated().expect("the device is simulated");
     ///     Ok(stream.launch(Duration::ZERO, source, |source| source.fill(2))?)
     /// })?;
-    /// engine.op("square").on(gpu).try_launch((source.read(), target.overwrite()), |stream, (source, target)| {
+    /// engine.op("square").on(gpu).try_push((source.read(), target.overwrite(), stream()), |(source, target, stream)| {
     ///     let mut stream = stream.simulated().expect("the device is simulated");
     ///     Ok(stream.launch(Duration::ZERO, (source, target), |(source, target)| {
     ///         target.iter_mut().zip(source).for_each(|(target, source)| *target = source * source);

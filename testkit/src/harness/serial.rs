@@ -29,7 +29,7 @@ use std::{
 
 use raddle::{
     Completion, Device, Engine, EngineBuilder, EngineKind, Group, OpBuilder, OpContext, OpError, OpHandle, Operator,
-    PushError, Scope, ScopedOp, Shutdown, Token, Var, WaitError, WriteGuard,
+    PushError, Scope, ScopedOp, Shutdown, Token, Var, WaitError, WriteGuard, completion,
     error::BoxError,
     gpu::{DeviceVec, GpuStream, SimulatedGpu, simulated::Clock},
 };
@@ -1417,11 +1417,11 @@ impl Child {
         match kind % 6 {
             0 => builder.try_push(raddle::cx(), move |cx| self.push_by_cx(cx, false)),
             1 => builder.try_push(raddle::cx(), move |cx| self.push_by_cx(cx, true)),
-            2 => builder.try_push_async(raddle::cx(), move |cx, done| {
+            2 => builder.try_push((raddle::cx(), completion()), move |(cx, done)| {
                 done.complete();
                 self.push_by_cx(cx, true)
             }),
-            3 => builder.try_push_async(raddle::cx(), move |cx, done| {
+            3 => builder.try_push((raddle::cx(), completion()), move |(cx, done)| {
                 elsewhere(move || done.complete());
                 self.push_by_cx(cx, true)
             }),
@@ -1924,7 +1924,7 @@ impl Runner {
             Kind::Sync => builder.operator_sync(move |cx| run.undisturbed(cx)),
             Kind::Async(finish) => {
                 let (world, drops) = (Arc::clone(&self.world), self.world.drops.clone());
-                builder.try_operator_async(raddle::cx(), move |_, done| {
+                builder.try_operator((raddle::cx(), completion()), move |(_, done)| {
                     run.drop.touch();
                     let run = Run { world: Arc::clone(&world), id, drop: drops.make() };
                     Arc::new(run).asynchronous(done, finish).map_err(Into::into)

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use raddle::{Engine, EngineKind, Group, OpBuilder, OpContext, OpHandle, PushError, Token, WaitError};
+use raddle::{Engine, EngineKind, Group, OpBuilder, OpContext, OpHandle, PushError, Token, WaitError, completion};
 
 use super::{Bytes, check_recorded, engine_plan, observe, watched};
 use crate::{
@@ -536,7 +536,7 @@ pub fn waits(data: &[u8]) {
         if program.is_held {
             let held = Arc::clone(&held);
             let pushed =
-                engine.op("gate").writes([&world.gate]).push_async((), move |(), done| *lock(&held) = Some(done));
+                engine.op("gate").writes([&world.gate]).push(completion(), move |done| *lock(&held) = Some(done));
             pushed.map_err(|error| error.to_string())?;
         }
         for operation in &program.operations {

@@ -277,9 +277,9 @@ fn an_asynchronous_operation_that_fails_twice_reports_both_failures() {
                 if panics { panic!("by the function") } else { Err("by the function".into()) }
             };
             if refers {
-                engine.op("fails").try_push_async(value.write(), move |_, done| run(done)).unwrap();
+                engine.op("fails").try_push((value.write(), completion()), move |(_, done)| run(done)).unwrap();
             } else {
-                engine.op("fails").writes([value.token()]).try_push_async((), move |(), done| run(done)).unwrap();
+                engine.op("fails").writes([value.token()]).try_push(completion(), move |done| run(done)).unwrap();
             }
             let first = match (refers, used) {
                 (true, _) => Some("by the function"),

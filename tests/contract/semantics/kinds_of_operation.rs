@@ -329,7 +329,7 @@ fn typed_sync_and_async_operators_run() {
         let asynchronous = engine
             .op("async")
             .writes([value.token()])
-            .operator_async(raddle::cx(), move |_, done| {
+            .operator((raddle::cx(), completion()), move |(_, done)| {
                 let ran = Arc::clone(&inner);
                 thread::spawn(move || {
                     ran.fetch_add(100, SeqCst);

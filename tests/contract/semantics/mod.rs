@@ -28,7 +28,7 @@ use common::{
 };
 use raddle::{
     Completion, Device, Engine, EngineKind, Name, OpContext, OpError, OpHandle, Operator, PushError, Shutdown, Token,
-    Var, VarWait, WaitError, each,
+    Var, VarWait, WaitError, completion, each,
     error::{Cause, ShutdownError},
     system::Placement,
 };

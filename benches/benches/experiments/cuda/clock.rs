@@ -8,6 +8,7 @@ use std::{
 use raddle::{
     IdlePolicy,
     gpu::{CudaGpu, GpuStream},
+    stream,
 };
 use raddle_benches::shapes::*;
 use raddle_benches::{
@@ -176,7 +177,7 @@ impl Bed {
     fn engine(&self, key: &str, idle: IdlePolicy) {
         let engine = hand::engine(&self.gpu, idle);
         let var = engine.device_var::<u32>(GPU, 1).expect("memory");
-        let lanes = engine.op("slack").on(GPU).submit_launch(var.write(), |_, _| slack());
+        let lanes = engine.op("slack").on(GPU).submit((var.write(), stream()), |(_, _)| slack());
         figure("slack", lanes.expect("a push").wait().expect("the operation should succeed") as f64);
         self.samples(key, |time| {
             let (kernels, at) = (self.kernels, self.end.device);
