@@ -54,12 +54,17 @@
 //! [`system`] for the machine.
 
 mod api;
+mod context;
 mod device;
 mod engine;
 pub mod error;
+mod future;
 pub mod gpu;
+mod group;
 mod memory;
 mod notify;
+mod observe;
+mod op;
 mod scheduler;
 mod sync;
 pub mod system;
@@ -68,6 +73,7 @@ mod threads;
 pub mod trace;
 mod tracker;
 mod values;
+mod wait;
 
 pub use api::{
     accesses::{Accesses, cx, each, stream},
@@ -89,13 +95,14 @@ pub use api::{
     token::Token,
     var::{Read, Var, Write},
 };
-pub use engine::{wait::blocking, worker_thread::unpinned};
+pub use context::worker_thread::unpinned;
 #[doc(no_inline)]
 pub use error::{OpError, PushError, WaitError};
 #[doc(inline)]
 pub use raddle_trace::Name;
 pub use scheduler::IdlePolicy;
 pub use values::{device::Device, kind::EngineKind, property::Property};
+pub use wait::blocking;
 
 #[cfg(feature = "derive")]
 pub use raddle_derive::Accesses;
@@ -178,11 +185,7 @@ pub mod internals {
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
         device::timeline::{DeviceUses, Recorded, Timeline},
-        engine::{
-            cancellable::{Cancellable, Function},
-            fault::{Fault, FaultLock},
-            fork::Slots,
-        },
+        engine::fork::Slots,
         error::failures::Failures,
         memory::{
             epoch::{Flavour, pin},
@@ -198,6 +201,10 @@ pub mod internals {
             pending::{PendingOps, Ticket, Waited},
             poll_state::PollState,
             wakers::WakerKey,
+        },
+        op::{
+            cancellable::{Cancellable, Function},
+            fault::{Fault, FaultLock},
         },
         scheduler::{
             DEFAULT_BAND, Injector, Lane, LaneOptions, Loans, ParkKind, SearchState, Sleep, Stay, Worker, band_of,

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     device::stream::GpuStream,
-    engine::{
+    op::{
         spec::{self, Entries, Entry},
         variable::{self, VarCell},
     },
@@ -181,7 +181,7 @@ pub trait AccessRefs<'a, Outlives = &'a Self> {
 
 pub(crate) mod sealed {
     use super::{Entries, Entry};
-    pub use crate::engine::held::Share;
+    pub use crate::future::held::Share;
 
     #[diagnostic::on_unimplemented(
         message = "`{Self}` does not declare what an operation reads and mutates",

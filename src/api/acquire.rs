@@ -19,17 +19,17 @@ use super::{
     var::Var,
 };
 use crate::{
-    engine::{
-        acquire::{Acquiring, Granted},
-        held::Share,
-        keeps_open::KeepsOpen,
-        spec::Entries,
-    },
+    engine::keeps_open::KeepsOpen,
     error::wait::WaitError,
+    future::{
+        acquiring::{self, Acquiring, Granted},
+        held::Share,
+    },
     notify::{
         claim::{Cancel, Claim},
         oneshot::Waiter,
     },
+    op::spec::Entries,
 };
 
 impl Engine {
@@ -83,7 +83,7 @@ impl Engine {
         // while it has shares. (2): the push refuses aliases, and the operation calls this once.
         let make = move |share: &Share| unsafe { A::guards(&captured, share) };
         let keeps_open = KeepsOpen::new(self.core());
-        let acquiring = self.core().begin_acquire(Location::caller(), &mut entries, make);
+        let acquiring = acquiring::begin_acquire(self.core(), Location::caller(), &mut entries, make);
         Acquire { acquiring: acquiring.map(Waiter::new), keeps_open: Some(keeps_open), engine: self.downgrade() }
     }
 }

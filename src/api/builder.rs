@@ -8,19 +8,18 @@ use std::{
 
 use crate::{
     api::engine::Engine,
+    context::worker_thread::cores_here,
     device::{
         driver::GpuDriver,
         gpus::{Gpus, MAX_GPUS},
     },
     engine::{
         core::{Core, ServeLane},
-        fork,
-        recording::Recording,
-        worker_thread::cores_here,
-        workers,
+        fork, shuffle, shutdown, workers,
     },
     error::build::BuildError,
     gpu,
+    observe::{record, recording::Recording},
     scheduler::IdlePolicy,
     sync::fork::PerProcess,
     system::topology,
@@ -483,18 +482,20 @@ impl EngineBuilder {
         .map_err(|error| BuildError::Profile(profile.unwrap_or_default(), error))?;
         let (gpus, shards) = ((gpus, gpu::serve as ServeLane), (2 * workers + 2).min(64));
         let core = Arc::new(Core::new(kind, threads, gpus, shards, limit, recording, shuffler));
-        core.introduce();
+        record::introduce(&core);
         fork::watch(&core);
         match workers::start(&core, boxed) {
             Ok(placements) => {
                 core.placements.get_or_init(|| placements.into());
                 let engine = Engine::new(core);
-                engine.core().begin_to_shuffle().map_err(BuildError::Thread)?;
-                self.watchdog.map_or(Ok(()), |watchdog| engine.core().watch(watchdog)).map_err(BuildError::Thread)?;
+                shuffle::begin(engine.core()).map_err(BuildError::Thread)?;
+                self.watchdog
+                    .map_or(Ok(()), |watchdog| record::watch(engine.core(), watchdog))
+                    .map_err(BuildError::Thread)?;
                 Ok(engine)
             }
             Err(error) => {
-                core.end_unstarted();
+                shutdown::end_unstarted(&core);
                 Err(error)
             }
         }

@@ -7,12 +7,12 @@ use super::{
     op_context::OpContext,
 };
 use crate::{
-    engine::{
-        core::Core,
+    engine::core::Core,
+    error::{BoxError, deadlock::Pushed, op::Cause},
+    op::{
         frame::{self, Call, Declared},
         task::Task,
     },
-    error::{BoxError, deadlock::Pushed, op::Cause},
     sync::{
         Mutex,
         edge::{removed, step},

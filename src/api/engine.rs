@@ -19,10 +19,8 @@ use crate::{
     },
     engine::{
         core::{Core, Live},
-        frame,
         keeps_open::KeepsOpen,
-        variable::ValueMemory,
-        waits::WaitFor,
+        shutdown, stop,
     },
     error::{
         build::{BuildError, ShutdownError},
@@ -31,9 +29,12 @@ use crate::{
         push::{FORKED, PushError},
         wait::WaitError,
     },
+    observe::{dump, record},
+    op::{frame, variable::ValueMemory, variables, waits::WaitFor},
     system::Placement,
     trace::{dump::Dump, stats::Stats},
     values::{device::Device, kind::EngineKind},
+    wait,
 };
 
 /// How an engine is shut down.
@@ -360,7 +361,9 @@ impl Engine {
         variable: impl AsRef<Token>,
         f: impl FnOnce(&OpContext<'_>) + Send + 'static,
     ) -> Result<(), PushError> {
-        self.core().delete_variable(variable.as_ref().var(), Location::caller(), |call| f(&OpContext::new(call)))
+        variables::delete_variable(self.core(), variable.as_ref().var(), Location::caller(), |call| {
+            f(&OpContext::new(call));
+        })
     }
 
     /// Clears the variable's error, in push order: the error still affects operations pushed on the variable before
@@ -384,7 +387,7 @@ impl Engine {
     /// [`PushError::Forked`].
     #[track_caller]
     pub fn clear_error(&self, variable: impl AsRef<Token>) -> Result<(), PushError> {
-        self.core().clear_error(variable.as_ref().var(), Location::caller())
+        variables::clear_error(self.core(), variable.as_ref().var(), Location::caller())
     }
 
     /// Takes all unreported errors, which [`wait_for_all`](Self::wait_for_all) would otherwise return one by one.
@@ -551,12 +554,12 @@ impl Engine {
 
     #[track_caller]
     fn wait(&self, token: &Token, kind: WaitFor, timeout: Option<Duration>) -> Result<(), WaitError> {
-        self.core().wait_for_var(token.var(), kind, deadline(timeout), Location::caller())
+        wait::for_var(self.core(), token.var(), kind, deadline(timeout), Location::caller())
     }
 
     #[track_caller]
     fn wait_async(&self, token: &Token, kind: WaitFor) -> VarWait {
-        VarWait::new(self.core().begin_wait(token.var(), kind, Location::caller()))
+        VarWait::new(wait::begin(self.core(), token.var(), kind, Location::caller()))
     }
 
     /// Waits for every operation pushed by any thread before the call. Later pushes do not prolong the wait.
@@ -588,7 +591,7 @@ impl Engine {
     /// returns [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked child,
     /// returns [`WaitError::Refused`].
     pub fn wait_for_all(&self) -> Result<(), WaitError> {
-        self.core().wait_for_all(None)
+        wait::for_all(self.core(), None)
     }
 
     /// Like [`wait_for_all`](Self::wait_for_all), but waits for at most `timeout`.
@@ -607,7 +610,7 @@ impl Engine {
     /// # Errors
     /// Returns the errors of [`wait_for_all`](Self::wait_for_all), and [`WaitError::TimedOut`].
     pub fn wait_for_all_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
-        self.core().wait_for_all(deadline(Some(timeout)))
+        wait::for_all(self.core(), deadline(Some(timeout)))
     }
 
     /// Like [`wait_for_all`](Self::wait_for_all), but returns a future, which covers the operations pushed before this
@@ -625,7 +628,7 @@ impl Engine {
     /// # }
     /// ```
     pub fn wait_for_all_async(&self) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
-        self.core().wait_for_all_async()
+        wait::for_all_async(self.core())
     }
 
     /// Returns a snapshot of the engine: which operations are pending, what each waits for, which operations hold each
@@ -660,7 +663,7 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn dump(&self) -> Dump {
-        self.core().dump()
+        dump::take(self.core())
     }
 
     /// Returns statistics about the engine: what its workers have done, and how long the operations of each name took.
@@ -687,7 +690,7 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.core().stats()
+        record::stats(self.core())
     }
 
     /// Returns the number of pending operations. An operation is pending from its push until it is complete and its
@@ -755,8 +758,8 @@ impl Engine {
     ///   the caller), or no thread could take over the caller's worker. The shutdown continues in the background.
     /// * [`ShutdownError::Forked`]: this is a forked child of the process that built the engine.
     pub fn shutdown(&self, how: Shutdown, timeout: Option<Duration>) -> Result<(), ShutdownError> {
-        self.core().begin_shutdown(how == Shutdown::Cancel);
-        self.core().finish_shutdown(deadline(timeout))
+        shutdown::begin(self.core(), how == Shutdown::Cancel);
+        shutdown::finish(self.core(), deadline(timeout))
     }
 
     /// Begins a shutdown and returns a future that resolves when no operation is pending and the threads have been
@@ -784,8 +787,8 @@ impl Engine {
     /// code that this engine calls, and to [`ShutdownError::Forked`] in a forked child. In the former case, the
     /// shutdown continues in the background.
     pub fn shutdown_async(&self, how: Shutdown) -> impl Future<Output = Result<(), ShutdownError>> + Send + use<> {
-        self.core().begin_shutdown(how == Shutdown::Cancel);
-        self.core().finish_shutdown_async()
+        shutdown::begin(self.core(), how == Shutdown::Cancel);
+        shutdown::finish_async(self.core())
     }
 
     /// Stops the engine: ends its worker and device threads, keeping all pending operations. [`start`](Self::start)
@@ -830,7 +833,7 @@ impl Engine {
     /// [`ShutdownError::InsideOperation`] in the same cases as [`shutdown`](Self::shutdown), and
     /// [`ShutdownError::Forked`] in a forked child.
     pub fn stop(&self, timeout: Option<Duration>) -> Result<(), ShutdownError> {
-        self.core().stop(deadline(timeout))
+        stop::stop(self.core(), deadline(timeout))
     }
 
     /// Starts the threads of a [stopped](Self::stop) engine. On any other engine, does nothing.
@@ -839,7 +842,7 @@ impl Engine {
     /// Returns [`BuildError::Thread`] if a thread could not be started. The workers that have threads run; another call
     /// tries to start the remaining threads.
     pub fn start(&self) -> Result<(), BuildError> {
-        self.core().start()
+        stop::start(self.core())
     }
 
     /// Returns whether the engine was [stopped](Self::stop) or is being stopped, and has not been started since.
@@ -865,7 +868,7 @@ impl Engine {
     /// # }
     /// ```
     pub fn notify_shutdown(&self) {
-        self.core().begin_shutdown(true);
+        shutdown::begin(self.core(), true);
     }
 }
 

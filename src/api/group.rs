@@ -7,10 +7,13 @@ use crate::{
         engine::{Engine, deadline},
         op_builder::OpBuilder,
     },
-    engine::{core::Core, group},
+    engine::core::Core,
     error::wait::WaitError,
+    group::room,
     notify::claim::Cancel,
+    op::members,
     values::Name,
+    wait,
 };
 
 impl Engine {
@@ -31,7 +34,7 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn group(&self) -> Group {
-        Group { core: Arc::clone(self.core()), shared: group::Group::new(None) }
+        Group { core: Arc::clone(self.core()), shared: members::Group::new(None) }
     }
 }
 
@@ -66,7 +69,7 @@ impl Engine {
 #[derive(Clone)]
 pub struct Group {
     core: Arc<Core>,
-    shared: Arc<group::Group>,
+    shared: Arc<members::Group>,
 }
 
 impl fmt::Debug for Group {
@@ -77,7 +80,7 @@ impl fmt::Debug for Group {
 
 impl Group {
     /// Creates a handle to a group.
-    pub(super) fn of(core: &Arc<Core>, shared: &Arc<group::Group>) -> Self {
+    pub(super) fn of(core: &Arc<Core>, shared: &Arc<members::Group>) -> Self {
         Self { core: Arc::clone(core), shared: Arc::clone(shared) }
     }
 
@@ -112,7 +115,7 @@ impl Group {
     /// ```
     #[must_use]
     pub fn group(&self) -> Self {
-        Self { core: Arc::clone(&self.core), shared: group::Group::new(Some(Arc::clone(&self.shared))) }
+        Self { core: Arc::clone(&self.core), shared: members::Group::new(Some(Arc::clone(&self.shared))) }
     }
 
     /// Limits the number of pending operations in the group, including those in nested groups. The limit belongs to the
@@ -134,7 +137,7 @@ impl Group {
     /// ```
     #[must_use = "it returns the group"]
     pub fn max_pending(self, limit: usize) -> Self {
-        self.core.limit_group(&self.shared, limit.max(1) as u64);
+        room::limit_group(&self.core, &self.shared, limit.max(1) as u64);
         self
     }
 
@@ -164,7 +167,7 @@ impl Group {
     /// take over the worker. Where waits are forbidden, returns [`WaitError::OnDevice`], [`WaitError::InDeletion`] or
     /// [`WaitError::InObserver`]. In a forked child, returns [`WaitError::Refused`].
     pub fn wait(&self) -> Result<(), WaitError> {
-        self.core.wait_for_group(&self.shared, None)
+        wait::for_group(&self.core, &self.shared, None)
     }
 
     /// Like [`wait`](Self::wait), but waits for at most `timeout`.
@@ -187,7 +190,7 @@ impl Group {
     /// Returns the errors of [`wait`](Self::wait), and [`WaitError::TimedOut`]. After a timeout, the operations
     /// continue.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
-        self.core.wait_for_group(&self.shared, deadline(Some(timeout)))
+        wait::for_group(&self.core, &self.shared, deadline(Some(timeout)))
     }
 
     /// Like [`wait`](Self::wait), but returns a future, which covers the operations pushed before this call.
@@ -205,7 +208,7 @@ impl Group {
     /// # }
     /// ```
     pub fn wait_async(&self) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
-        self.core.wait_for_group_async(&self.shared)
+        wait::for_group_async(&self.core, &self.shared)
     }
 
     /// Returns the number of pending operations in the group, including those in nested groups. An operation is pending

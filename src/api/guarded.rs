@@ -9,13 +9,13 @@ use std::{
 
 use super::{completion::Completion, token::Token};
 use crate::{
-    engine::{
-        frame::{self, Declared},
-        variable::VarCell,
-    },
     error::{
         deadlock::Pushed,
         guarded::{UseError, UseErrorKind},
+    },
+    op::{
+        frame::{self, Declared},
+        variable::VarCell,
     },
     sync::{Mutex, lock},
 };

@@ -7,7 +7,7 @@ use std::{
     ptr::NonNull,
 };
 
-use crate::engine::held::Share;
+use crate::future::held::Share;
 
 /// A guard for a variable that an operation reads, obtained through [`Engine::acquire`](crate::Engine::acquire) or
 /// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, other readers may run, but

@@ -10,15 +10,16 @@ use std::{
 };
 
 use crate::{
-    engine::{
-        cancellable::{Cancellable, Function, Handled},
-        core::Core,
-        core_ref::CoreRef,
-        waits::Begun,
-    },
+    context::core_ref::CoreRef,
+    engine::core::Core,
     error::{push::PushError, wait::WaitError},
     notify::{claim::Cancel, oneshot::Waiter},
+    op::{
+        cancellable::{Cancellable, Function, Handled},
+        waits::Begun,
+    },
     sync::fork::ProcessMark,
+    wait,
 };
 
 /// A handle to a pushed operation. Threads can block on the operation's result, and async code can `.await` the handle.
@@ -96,7 +97,7 @@ impl<R> OpHandle<R> {
     /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked child, returns
     /// [`WaitError::Refused`].
     pub fn wait(mut self) -> Result<R, WaitError> {
-        self.core.wait_for_handle(self.waiter.oneshot_mut(), None)
+        wait::for_handle(&self.core, self.waiter.oneshot_mut(), None)
     }
 
     /// Like [`wait`](Self::wait), but waits for at most `timeout`. The call can be repeated after
@@ -121,7 +122,7 @@ impl<R> OpHandle<R> {
     /// # Errors
     /// Returns the errors of [`wait`](Self::wait), and [`WaitError::TimedOut`].
     pub fn wait_timeout(&mut self, timeout: Duration) -> Result<R, WaitError> {
-        self.core.wait_for_handle(self.waiter.oneshot_mut(), Instant::now().checked_add(timeout))
+        wait::for_handle(&self.core, self.waiter.oneshot_mut(), Instant::now().checked_add(timeout))
     }
 }
 
@@ -226,7 +227,7 @@ impl<R> OpHandle<R> {
 pub(super) fn is_done<R, T: ?Sized>(waiter: &Waiter<R, T>) -> bool {
     let is_done = || waiter.oneshot().is_done();
     is_done() || {
-        Core::catch_up_and_go_on();
+        wait::catch_up_and_go_on();
         is_done()
     }
 }
@@ -237,7 +238,7 @@ impl<R> Future for OpHandle<R> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.core.live()?;
         if !is_done(&self.waiter) {
-            if let Err(error) = Core::check_held_back(self.waiter.oneshot()) {
+            if let Err(error) = wait::check_held_back(self.waiter.oneshot()) {
                 return Poll::Ready(Err(error));
             }
         }

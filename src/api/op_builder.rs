@@ -29,23 +29,24 @@ use crate::{
         var::Var,
     },
     device::memory::{DeviceVec, PinnedVec},
-    engine::{
-        cancellable::Handled,
-        core::Core,
+    engine::{core::Core, push},
+    error::{BoxError, device::DeviceError, op::Cause, push::PushError},
+    future::{future_task, held::Share},
+    gpu,
+    group::{
         family::{Family, Plan},
+        room::{self, WhenRoom},
+        scoped::Scoped,
+    },
+    op::{
+        cancellable::Handled,
         frame::Call,
-        future_task,
-        group::Group,
-        held::Share,
         job::{self, HandleJob, Out, plain},
         limits::Limits,
-        room::WhenRoom,
-        scope::Scoped,
+        members::Group,
         spec::{self, Entries, Entry, Route, Spec},
         task::{ErasedJob, Job, flag},
     },
-    error::{BoxError, device::DeviceError, op::Cause, push::PushError},
-    gpu,
     tracker::{INLINE_ACCESSES, Mode},
     values::{Name, device::Device, property::Property},
 };
@@ -567,7 +568,7 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// Returns [`PushError::Full`], [`PushError::ShutDown`] or [`PushError::Forked`].
     pub fn if_room(self) -> Result<Self, PushError> {
-        self.core.check_room(self.group)?;
+        room::check(self.core, self.group)?;
         Ok(self.admitted())
     }
 
@@ -1121,7 +1122,7 @@ impl<'e> OpBuilder<'e> {
         builder.owned.spec.flags |= flag::COPY;
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
-            let f = |refs: Refs<'_, A>| Ok(copy(refs).map_err(|error| Cause::Error(error.into()))?);
+            let f = |refs: Refs<'_, A>| copy(refs).map_err(|error| Cause::Error(error.into()));
             // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
             unsafe { call_with::<A>(call, &captured, false, f) }
         };
@@ -1152,7 +1153,7 @@ impl<'e> OpBuilder<'e> {
             self.owned.spec.flags & flag::KEPT != 0 || Route::of(self.property, core.kind()).priority.is_some();
         self.finish(accesses, flags)?;
         let location = self.site(Location::caller());
-        let entries = match core.check_and_sort(&mut self.owned.entries, &self.owned.spec.name, location) {
+        let entries = match push::check_and_sort(core, &mut self.owned.entries, &self.owned.spec.name, location) {
             Ok(entries) => entries.into(),
             Err(error) => {
                 // Dropped here rather than by `?`, for the reason given in `Core::push`.
@@ -1306,19 +1307,19 @@ impl<'e> OpBuilder<'e> {
         accesses.declare(&mut List(&mut self.owned.entries));
         if self.is_straight() {
             let (core, name, entries) = self.into_straight();
-            return core.push_plain(name, location, entries, job);
+            return push::push_plain(core, name, location, entries, job);
         }
         self.enqueue_declared(location, job)
     }
 
-    /// Whether [`Core::push_plain`] may push the operation, whose accesses have been declared.
+    /// Whether [`push::push_plain`](crate::engine::push::push_plain) may push the operation, whose accesses have been declared.
     #[inline(always)]
     fn is_straight(&self) -> bool {
         debug_assert!(!self.is_plain || !self.has_more && self.owned.spec.is_plain());
         self.is_plain && self.owned.entries.len() <= INLINE_ACCESSES
     }
 
-    /// Returns what [`Core::push_plain`] needs of the description. The rest owns no memory, so nothing is left to drop
+    /// Returns what [`push::push_plain`](crate::engine::push::push_plain) needs of the description. The rest owns no memory, so nothing is left to drop
     /// if the push panics. Otherwise, the description would have to be in memory.
     #[inline(always)]
     fn into_straight(self) -> (&'e Arc<Core>, &'static str, Entries) {
@@ -1366,7 +1367,7 @@ impl<'e> OpBuilder<'e> {
         if self.is_straight() {
             let (core, name, entries) = self.into_straight();
             let (job, handle) = with_handle(core, name, location, f);
-            core.push_plain(name, location, entries, job)?;
+            push::push_plain(core, name, location, entries, job)?;
             return Ok(handle);
         }
         self.enqueue_declared_returning(location, f)
@@ -1452,7 +1453,7 @@ impl<'e> OpBuilder<'e> {
             return Err(error);
         }
         let group = self.family.map(Family::group).or(self.group);
-        let plan = || Plan::new(&self.owned.entries, self.owned.spec.priority, self.deadline, group, self.family);
+        let plan = || Plan::boxed(&self.owned.entries, self.owned.spec.priority, self.deadline, group, self.family);
         let plan = (flags & flag::PARENT != 0).then(plan);
         match self.family {
             Some(family) => {
@@ -1471,7 +1472,7 @@ impl<'e> OpBuilder<'e> {
         scoped: Option<&Arc<Scoped>>,
     ) -> Result<(), PushError> {
         if let Some(group) = self.group.filter(|_| !self.owned.spec.is_admitted) {
-            if let Err(error) = self.core.admit(group) {
+            if let Err(error) = room::admit(self.core, group) {
                 drop(job);
                 return Err(error);
             }
@@ -1488,7 +1489,7 @@ impl<'e> OpBuilder<'e> {
         }
         job.limit(limits);
         let pushed = self.core.push(&self.owned.spec, location, &mut self.owned.entries, job);
-        self.core.end_push();
+        room::end_push(self.core);
         pushed
     }
 
@@ -1551,7 +1552,7 @@ const fn is_counted<A: ScopedAccesses>() -> bool {
     matches!(A::COUNT, Some(0..=INLINE_ACCESSES))
 }
 
-/// [`Core::push_plain`] for an operation whose number of accesses is determined by their type. Such a push needs no list
+/// [`push::push_plain`](crate::engine::push::push_plain) for an operation whose number of accesses is determined by their type. Such a push needs no list
 /// of them, which the compiler cannot always keep out of memory.
 #[inline(always)]
 fn push_counted<A: ScopedAccesses, J: Job>(
@@ -1565,14 +1566,14 @@ fn push_counted<A: ScopedAccesses, J: Job>(
     let at = |at| accesses.at(at).expect("there are as many accesses as `COUNT` says").0;
     // Each condition is a constant, so only one of the functions is compiled for a job.
     if const { matches!(A::COUNT, Some(0)) } {
-        core.push_free(name, location, job)
+        push::push_free(core, name, location, job)
     } else if const { matches!(A::COUNT, Some(1)) } {
-        core.push_sole(name, location, at(0), job)
+        push::push_sole(core, name, location, at(0), job)
     } else if const { matches!(A::COUNT, Some(2)) } {
-        core.push_few(name, location, [at(0), at(1)], job)
+        push::push_few(core, name, location, [at(0), at(1)], job)
     } else if const { matches!(A::COUNT, Some(3)) } {
-        core.push_few(name, location, [at(0), at(1), at(2)], job)
+        push::push_few(core, name, location, [at(0), at(1), at(2)], job)
     } else {
-        core.push_few(name, location, [at(0), at(1), at(2), at(3)], job)
+        push::push_few(core, name, location, [at(0), at(1), at(2), at(3)], job)
     }
 }

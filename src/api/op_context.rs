@@ -4,12 +4,10 @@ use std::{any::Any, fmt, sync::Arc};
 
 use super::{engine::Engine, token::Token, var::Var};
 use crate::{
-    engine::{
-        family::Family,
-        frame::{Call, Frame},
-        worker_thread,
-    },
+    context::worker_thread,
     error::push::PushError,
+    group::family::Family,
+    op::frame::{Call, Frame},
     values::device::Device,
 };
 

@@ -4,19 +4,21 @@ use std::{fmt, future::Future, panic::Location, ptr::NonNull, sync::Arc, time::I
 
 use crate::{
     api::{handle::OpHandle, token::Token},
-    engine::{
-        core::Core,
+    engine::{core::Core, push},
+    error::{op::Cause, push::PushError},
+    group::{
         family::Plan,
+        room::{self, WhenRoom},
+    },
+    op::{
         frame::Call,
-        group::Group,
         job::{self, HandleJob, Out, plain},
         limits::Limits,
+        members::Group,
         no_wait::{self, NoWait},
-        room::WhenRoom,
         spec::{Entry, Refs, Spec},
         task::{ErasedJob, Job, flag},
     },
-    error::{op::Cause, push::PushError},
     tracker::{INLINE_ACCESSES, Mode},
 };
 
@@ -26,10 +28,10 @@ pub(crate) type Function = Box<dyn Fn(&Call<'_>) -> Result<(), Cause> + Send + S
 struct Inner {
     core: Arc<Core>,
     spec: Spec,
-    /// The entries, which have passed `Core::check_and_sort`.
+    /// The entries, which have passed `push::check_and_sort`.
     entries: Box<[Entry]>,
     function: Function,
-    /// The name, if runs may be pushed by `Core::push_plain`: the operator is synchronous, has one access or a few, and
+    /// The name, if runs may be pushed by `push::push_plain`: the operator is synchronous, has one access or a few, and
     /// has no property but the name, which owns no memory.
     plain_name: Option<&'static str>,
     /// Whether the priority is fixed, because the property determines it or because the operator is a clean-up.
@@ -254,7 +256,7 @@ impl Operator {
         if let Some(name) = inner.plain_name.filter(|_| priority == 0 && !ADMITTED) {
             let run = Uncounted(self.0.inner);
             let job = plain(move |call: &Call<'_>| run.get().call(call));
-            return inner.core.push_plain(name, location, &*inner.entries, job);
+            return push::push_plain(&inner.core, name, location, &*inner.entries, job);
         }
         self.check(location)?;
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
@@ -291,7 +293,7 @@ impl Operator {
     /// # Errors
     /// Returns [`PushError::Full`], [`PushError::ShutDown`] or [`PushError::Forked`].
     pub fn if_room(&self) -> Result<Admitted<'_>, PushError> {
-        self.inner().core.check_room(self.inner().limits.0.as_ref())?;
+        room::check(&self.inner().core, self.inner().limits.0.as_ref())?;
         Ok(Admitted(self))
     }
 
@@ -415,7 +417,7 @@ impl Operator {
     ) -> Result<(), PushError> {
         let Inner { core, spec, entries, limits: (group, deadline), .. } = self.inner();
         if let Some(group) = group.as_ref().filter(|_| !ADMITTED) {
-            if let Err(error) = core.admit(group) {
+            if let Err(error) = room::admit(core, group) {
                 drop(job);
                 return Err(error);
             }
@@ -425,14 +427,14 @@ impl Operator {
         if ADMITTED && spec.flags & flag::LIMITED == 0 {
             return core.push_sorted(spec, priority, location, entries, job);
         }
-        let plan = || Plan::new(entries, priority, *deadline, group.as_ref(), None);
+        let plan = || Plan::boxed(entries, priority, *deadline, group.as_ref(), None);
         let mut limits = Limits::new(*deadline, (spec.flags & flag::PARENT != 0).then(plan));
         if let Some(group) = group {
             limits.join(group);
         }
         job.limit(limits);
         let pushed = core.push_sorted(spec, priority, location, entries, job);
-        core.end_push();
+        room::end_push(core);
         pushed
     }
 }

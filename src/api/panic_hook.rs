@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use crate::engine::frame;
+use crate::op::frame;
 
 /// Installs a panic hook that names the operation in which a panic occurs. For such a panic, the hook prints a line to
 /// standard error with the operation's name, the source location of its push and, if the engine

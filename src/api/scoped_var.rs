@@ -7,8 +7,8 @@ use crate::{
         accesses::{AccessRefs, Refs, ScopedAccesses, sealed},
         op_context::OpContext,
     },
-    engine::{
-        core::Core,
+    engine::core::Core,
+    op::{
         spec::{self, Entry},
         variable::{self, ValueMemory, VarCell},
     },

@@ -11,15 +11,17 @@ use std::{
 
 use super::handle::VarWait;
 use crate::{
-    engine::{
-        core::Core,
-        family::Family,
+    engine::core::Core,
+    error::push::PushError,
+    group::family::Family,
+    op::{
         spec::Entry,
         variable::{ValueMemory, VarCell, VarRef},
+        variables,
         waits::WaitFor,
     },
-    error::push::PushError,
     values::Name,
+    wait,
 };
 
 /// An untyped handle to a variable. The variable either represents something outside the engine or has a value and a
@@ -172,7 +174,7 @@ impl Token {
     /// ```
     #[track_caller]
     pub fn ready(&self) -> VarWait {
-        VarWait::new(self.cell().core().begin_wait(self.var(), WaitFor::Writers, Location::caller()))
+        VarWait::new(wait::begin(self.cell().core(), self.var(), WaitFor::Writers, Location::caller()))
     }
 
     /// Returns the number of successful mutations of the variable. Skipped, failed and cancelled mutations do not
@@ -206,7 +208,7 @@ impl Drop for Token {
     #[track_caller]
     fn drop(&mut self) {
         if self.cell().remove_handle() {
-            Core::free_variable(self.0, Location::caller());
+            variables::free_variable(self.0, Location::caller());
         }
     }
 }

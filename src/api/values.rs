@@ -13,17 +13,17 @@ use crate::{
         op_context::OpContext,
         var::{Read, Var},
     },
-    engine::{
-        acquire::Acquired,
-        core::Core,
+    error::{push::PushError, wait::WaitError},
+    future::acquiring::{self, Acquired},
+    op::{
         frame::{self, Call},
         job::{self, HandleJob},
         spec::{Entry, Refs, Spec},
         task::{ErasedJob, flag},
         variable::{self, VarCell},
     },
-    error::{push::PushError, wait::WaitError},
     tracker::Mode,
+    wait,
 };
 
 impl Engine {
@@ -64,7 +64,7 @@ impl Engine {
         let location = Location::caller();
         let oneshot = job::shared(&spec, location, job::returning(f));
         self.core().push(&spec, location, &mut [entry], ErasedJob::new(HandleJob::new(Arc::clone(&oneshot))))?;
-        self.core().wait_for_result(&oneshot, None)
+        wait::for_result(self.core(), &oneshot, None)
     }
 
     /// Like [`get`](Self::get), but waits for at most `timeout` and always clones on the calling thread.
@@ -101,7 +101,7 @@ impl Engine {
     ) -> Result<T, WaitError> {
         self.check_wait_for(var)?;
         let deadline = Instant::now().checked_add(timeout);
-        let acquired = self.core().acquire("get", Location::caller(), declared(var).0, deadline)?;
+        let acquired = acquiring::acquire(self.core(), "get", Location::caller(), declared(var).0, deadline)?;
         // SAFETY: `acquired` holds the variable for reading.
         Ok(acquired.enter(|| unsafe { value_of(&acquired, var) }.clone()))
     }
@@ -132,7 +132,7 @@ impl Engine {
     #[track_caller]
     pub fn with<T: Send + Sync + 'static, R>(&self, var: &Var<T>, f: impl FnOnce(&T) -> R) -> Result<R, WaitError> {
         self.check_wait_for(var)?;
-        let acquired = self.core().acquire("with", Location::caller(), declared(var).0, None)?;
+        let acquired = acquiring::acquire(self.core(), "with", Location::caller(), declared(var).0, None)?;
         // SAFETY: `acquired` holds the variable for reading.
         Ok(acquired.enter(|| f(unsafe { value_of(&acquired, var) })))
     }
@@ -209,7 +209,7 @@ impl Engine {
     ) -> Result<R, WaitError> {
         self.check_wait_for(var)?;
         let entry = Entry { cell: var.ptr(), mode: Mode::Write, refs: Refs::Exclusive };
-        let acquired = self.core().acquire(name, location, entry, None)?;
+        let acquired = acquiring::acquire(self.core(), name, location, entry, None)?;
         // SAFETY: the variable was made with a value of this type, and `var` keeps it alive.
         let value = unsafe { variable::value_ptr::<T>(var.ptr()) };
         // SAFETY: `acquired` holds the variable for writing until it is dropped, after this call.
@@ -220,9 +220,9 @@ impl Engine {
 
     /// Returns an error if the calling thread must not wait, or if an operation running on it holds the variable.
     fn check_wait_for<T>(&self, var: &Var<T>) -> Result<(), WaitError> {
-        self.core().check_wait()?;
+        wait::check(self.core())?;
         let is_held = frame::holds(VarCell::queue_ptr(var.ptr()));
-        if is_held { Err(Core::would_deadlock(var.token().cell().awaited())) } else { Ok(()) }
+        if is_held { Err(wait::would_deadlock(var.token().cell().awaited())) } else { Ok(()) }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{handle::VarWait, token::Token};
-use crate::{engine::variable::VarCell, tracker::Mode, values::Name};
+use crate::{op::variable::VarCell, tracker::Mode, values::Name};
 
 /// A handle to a variable with a value.
 ///

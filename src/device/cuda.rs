@@ -61,10 +61,7 @@ use std::{
     collections::VecDeque,
     ffi::{CStr, c_void},
     fmt, ptr,
-    sync::{
-        Arc, OnceLock, Weak,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, OnceLock, Weak, atomic::AtomicU64},
 };
 
 use cudarc::driver::{
@@ -82,7 +79,7 @@ use crate::{
     error::device::{CAPTURING, DeviceError},
     sync::{
         Mutex,
-        edge::{self, acquire, release},
+        edge::{self, acquire},
         fork::ProcessMark,
         lock,
     },

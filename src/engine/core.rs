@@ -21,10 +21,12 @@ use std::{
 use crossbeam_utils::CachePadded;
 
 use crate::{
+    context::bounds::Bounds,
     device::gpus::Gpus,
-    engine::{bounds::Bounds, fault::FaultLock, recording::Recording, task::Task},
     error::{build::ShutdownError, failures::Failures, op::OpError, push::PushError, wait::WaitError},
     notify::pending::PendingOps,
+    observe::recording::Recording,
+    op::{fault::FaultLock, task::Task},
     scheduler::activity::Count,
     sync::{
         Ordering::Relaxed,
@@ -39,7 +41,7 @@ use crate::{
 };
 
 /// The phases of an engine.
-pub(super) mod phase {
+pub(crate) mod phase {
     /// Any thread may push.
     pub(crate) const OPEN: u8 = 0;
     /// Any thread may push, except inside an observer.
@@ -66,28 +68,28 @@ pub(crate) type ServeLane = fn(&Arc<Core>, u8, BoxedWorker<Task>) -> Result<(), 
 
 /// The engine.
 pub(crate) struct Core {
-    pub(super) kind: EngineKind,
+    pub(crate) kind: EngineKind,
     /// Whether the engine has a limit on pending operations.
     pub(super) is_bounded: bool,
-    /// Whether [`push_plain`](Core::push_plain) may push to the engine itself: the engine has workers, but no GPU, no
+    /// Whether [`push_plain`](crate::engine::push::push_plain) may push to the engine itself: the engine has workers, but no GPU, no
     /// limit of its own and no observer, and it does not shuffle.
-    pub(super) is_straight: bool,
+    pub(crate) is_straight: bool,
     /// Whether the engine records, and does nothing else with operations that engines without a recording do not do: it
     /// has no observer and does not shuffle.
-    pub(super) only_records: bool,
-    pub(super) phase: CachePadded<AtomicU8>,
+    pub(crate) only_records: bool,
+    pub(crate) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
-    pub(super) pending: PendingOps,
+    pub(crate) pending: PendingOps,
     /// The number of operations run by threads whose pushes were held back.
-    pub(super) helped: Count,
+    pub(crate) helped: Count,
     /// The failures that the program does not know yet.
     failures: Arc<Failures>,
-    pub(super) threads: ThreadPool<Task>,
-    pub(super) gpus: Gpus<Task>,
+    pub(crate) threads: ThreadPool<Task>,
+    pub(crate) gpus: Gpus<Task>,
     /// How the threads of GPU lanes are started.
-    pub(super) serve_lane: ServeLane,
+    pub(crate) serve_lane: ServeLane,
     /// The state for limits on pending operations.
-    pub(super) bounds: Bounds,
+    pub(crate) bounds: Bounds,
     /// Held by a thread while it reads or changes the failure of a variable that several streams may be using.
     pub(super) fault_lock: FaultLock,
     /// The engine's recorder and observers, if any.
@@ -98,7 +100,7 @@ pub(crate) struct Core {
     pub(crate) placements: OnceLock<Box<[Placement]>>,
     /// The number of values that [keep the engine open](super::keeps_open). It has 64 bits on every platform, so it
     /// cannot wrap even if handles are leaked.
-    pub(super) open_handles: AtomicU64,
+    pub(crate) open_handles: AtomicU64,
 }
 
 /// This process is a forked child of the one to which the engine belongs. None of the engine's locks may be taken, since
@@ -141,7 +143,7 @@ impl<'c> Live<'c> {
     }
 
     /// Returns the numbers of operations that have ended and that are pending.
-    pub(super) fn totals(self) -> (u64, u64) {
+    pub(crate) fn totals(self) -> (u64, u64) {
         self.0.pending.totals()
     }
 }
@@ -233,7 +235,7 @@ impl Core {
 
     /// Returns the recording, if the engine has one and is [live](Self::live).
     #[inline]
-    pub(super) fn recording(&self) -> Option<&Recording> {
+    pub(crate) fn recording(&self) -> Option<&Recording> {
         self.recording.as_deref().filter(|_| self.live().is_ok())
     }
 
@@ -244,19 +246,19 @@ impl Core {
     }
 
     /// Whether the engine has observers.
-    pub(super) fn is_observed(&self) -> bool {
+    pub(crate) fn is_observed(&self) -> bool {
         self.recording.as_deref().is_some_and(Recording::is_observed)
     }
 
     /// Returns the shuffler, if the engine has one and is [live](Self::live).
     #[inline]
-    pub(super) fn shuffler(&self) -> Option<&Arc<Shuffler<Task>>> {
+    pub(crate) fn shuffler(&self) -> Option<&Arc<Shuffler<Task>>> {
         self.shuffler.as_ref().filter(|_| self.live().is_ok())
     }
 
     /// Whether the engine shuffles.
     #[inline]
-    pub(super) fn shuffles(&self) -> bool {
+    pub(crate) fn shuffles(&self) -> bool {
         self.shuffler.is_some()
     }
 
@@ -283,14 +285,14 @@ impl Core {
 
     /// Returns the mark of this engine's pending operations whose functions have not been called.
     #[inline]
-    pub(super) fn mark(&self) -> *mut () {
+    pub(crate) fn mark(&self) -> *mut () {
         ptr::from_ref(self).cast_mut().cast()
     }
 
     /// Returns the mark of this engine's pending operations whose functions have been called. The mark is an address at
     /// which there is no record.
     #[inline]
-    pub(super) fn started_mark(&self) -> *mut () {
+    pub(crate) fn started_mark(&self) -> *mut () {
         self.mark().wrapping_byte_add(1)
     }
 
@@ -298,5 +300,45 @@ impl Core {
     pub(crate) fn next_id(&self) -> u64 {
         // Relaxed: the numbers need only be distinct, and increasing within each thread.
         self.next_id.fetch_add(1, Relaxed)
+    }
+
+    /// Whether the engine has workers. If this returns `true` while an operation of the caller is counted as pending,
+    /// the workers do not exit before that operation is counted out.
+    #[inline]
+    pub(crate) fn has_workers(&self) -> bool {
+        self.kind != EngineKind::Naive && !self.is_closed()
+    }
+
+    /// Whether the engine or one of its groups may have a limit.
+    pub(crate) fn has_limits(&self) -> bool {
+        self.bounds.are_in_use()
+    }
+
+    /// Returns the seed, if this engine shuffles.
+    pub(crate) fn shuffle_seed(&self) -> Option<u64> {
+        self.shuffler().map(|shuffler| shuffler.seed())
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        // Relaxed: a snapshot.
+        self.phase.load(Relaxed) <= phase::BOUNDED
+    }
+
+    /// Whether a shutdown is cancelling the operations that have not started.
+    pub(crate) fn is_cancelling(&self) -> bool {
+        // Relaxed: a snapshot.
+        self.phase.load(Relaxed) == phase::CANCELLING
+    }
+
+    /// Whether the threads may have ended. If this returns `false` while the caller has an operation counted as
+    /// pending, the threads do not end before that operation is counted out.
+    pub(crate) fn is_closed(&self) -> bool {
+        // Relaxed: an operation counted later has acquired the phase with the count (edge `open`).
+        self.phase.load(Relaxed) >= phase::CLOSED
+    }
+
+    /// Whether a stop was requested and the engine has not been started since.
+    pub(crate) fn is_stopped(&self) -> bool {
+        !self.is_forked() && self.threads.aside().is_requested()
     }
 }

@@ -137,9 +137,11 @@ mod imp {
 
     use super::Slots;
     use crate::{
+        context::{ready_loop, worker_thread},
         device::callback,
-        engine::{core::Core, frame, ready_loop, worker_thread},
+        engine::core::Core,
         memory::{epoch, records},
+        op::frame,
         sync::{
             edge::{self, acquire, release},
             fork,

@@ -17,7 +17,7 @@
 use std::{mem::ManuallyDrop, ptr, sync::Arc};
 
 use crate::{
-    engine::core::Core,
+    engine::{core::Core, shutdown},
     sync::{
         Ordering::Relaxed,
         edge::{self, acquire_release},
@@ -70,8 +70,8 @@ impl<const WAITS: bool> Drop for KeepsOpen<WAITS> {
         if self.0.open_handles.fetch_sub(1, order) == 1 {
             // SAFETY: no other value shares the reference, and this one is not used again.
             let core = unsafe { ManuallyDrop::take(&mut self.0) };
-            core.begin_shutdown(false);
-            if WAITS { core.finish_by_drop() } else { core.end_in_background() }
+            shutdown::begin(&core, false);
+            if WAITS { shutdown::finish_by_drop(&core) } else { shutdown::end_in_background(&core) }
         }
     }
 }

@@ -1,47 +1,22 @@
-//! How operations are pushed and run, how threads wait for them, and how an engine shuts down.
+//! The engine: operations are pushed, dispatched, run and completed, and an engine is shut down, stopped and forked.
+//!
+//! This room owns the order of these steps, and [`core`], the engine behind its handles. It may name every room except
+//! `future`, which it serves like a program.
+//!
+//! The methods of `Core` are what the rooms below may ask of the engine, so they may name `core` and no other file of
+//! this room. They are implemented in the file of the step that they begin, such as [`push`]. What only this room and the
+//! layers above it call is a function, such as [`shutdown::begin`].
 
-pub(crate) mod acquire;
-mod bounds;
-pub(crate) mod cancellable;
-mod complete;
+pub(crate) mod complete;
 pub(crate) mod core;
-pub(crate) mod core_ref;
-mod deadlock;
 mod dispatch;
-mod disposition;
-mod dump;
-pub(crate) mod ending;
-mod epilogue;
-pub(crate) mod family;
-pub(crate) mod fault;
+pub(crate) mod disposition;
+pub(crate) mod epilogue;
 pub(crate) mod fork;
-pub(crate) mod frame;
-pub(crate) mod future_task;
-pub(crate) mod group;
-pub(crate) mod held;
-pub(crate) mod in_place;
-pub(crate) mod job;
 pub(crate) mod keeps_open;
-mod kin;
-pub(crate) mod limits;
-pub(crate) mod no_wait;
 pub(crate) mod push;
-pub(crate) mod ready_loop;
-mod record;
-pub(crate) mod recording;
-mod regain;
-pub(crate) mod room;
-mod run;
-pub(crate) mod scope;
-mod shuffle;
-mod shutdown;
-pub(crate) mod spec;
-mod stop;
-pub(crate) mod task;
-pub(crate) mod variable;
-mod variables;
-pub(crate) mod wait;
-pub(crate) mod waits;
-mod watch;
-pub(crate) mod worker_thread;
+pub(crate) mod run;
+pub(crate) mod shuffle;
+pub(crate) mod shutdown;
+pub(crate) mod stop;
 pub(crate) mod workers;

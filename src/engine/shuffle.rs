@@ -23,15 +23,17 @@ use std::{
 };
 
 use crate::{
-    engine::{
-        core::Core,
+    engine::core::Core,
+    group::room,
+    notify::waiters::waiters,
+    op::{
         frame,
-        future_task::POLL,
+        spec::POLL,
         task::{Task, flag},
     },
-    notify::waiters::waiters,
     threads::shuffler::Shuffler,
     tracker::OpRef,
+    wait::{deadlock, in_place},
 };
 
 /// The maximum delay of a draw if there are several workers. Not tuned: about as long as a few hundred pushes take.
@@ -45,70 +47,65 @@ const LONGEST_WAIT: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_micros(20);
 
 impl Core {
-    /// Starts the drawing thread if this engine shuffles.
-    pub(crate) fn begin_to_shuffle(self: &Arc<Self>) -> io::Result<()> {
-        let Some(shuffler) = self.shuffler() else { return Ok(()) };
-        let (core, shuffler) = (Arc::downgrade(self), Arc::clone(shuffler));
-        let one_worker = self.threads().lanes().first().is_some_and(|lane| lane.activities().count() == 1);
-        let run = move || run(&core, &shuffler, one_worker);
-        self.threads().spawn_aside("raddle-shuffle".to_owned(), run)
-    }
-
-    /// Ends the drawing thread. Called when no program operation is left, before the lanes end.
-    pub(super) fn end_shuffling(&self) {
-        for entry in self.shuffler().into_iter().flat_map(|shuffler| shuffler.end()) {
-            let op = entry.pop_entry();
-            debug_assert!(op.is_none(), "an operation was not drawn");
-        }
-    }
-
-    /// Returns the seed, if this engine shuffles.
-    pub(crate) fn shuffle_seed(&self) -> Option<u64> {
-        self.shuffler().map(|shuffler| shuffler.seed())
-    }
-
     /// Returns the number of draws so far, or `None` if a ready operation has yet to be drawn or to enter its lane. If
     /// two calls return the same number, no operation was waiting to be drawn between them.
-    pub(super) fn draws_if_none_is_due(&self) -> Option<u64> {
+    pub(crate) fn draws_if_none_is_due(&self) -> Option<u64> {
         self.shuffler().map_or(Some(0), |shuffler| shuffler.draws_if_empty())
-    }
-
-    /// Records that the calling thread is pushing, if the engine shuffles and the thread is not running program code
-    /// for an engine.
-    #[inline]
-    pub(super) fn note_shuffled_push(&self) {
-        if let Some(shuffler) = self.shuffler().filter(|_| !frame::in_program()) {
-            shuffler.note_active();
-        }
-    }
-
-    /// Adds a ready operation to those to be drawn. Returns the operation if it must not be shuffled.
-    #[inline]
-    pub(super) fn shuffle(&self, op: OpRef<Task>) -> Option<OpRef<Task>> {
-        if self.shuffles() { self.shuffle_slowly(op) } else { Some(op) }
-    }
-
-    /// [`shuffle`](Self::shuffle) on an engine with a shuffler.
-    #[cold]
-    fn shuffle_slowly(&self, op: OpRef<Task>) -> Option<OpRef<Task>> {
-        let (Some(shuffler), Some(id)) = (self.shuffler(), op.task().op_id()) else { return Some(op) };
-        if op.task().has(flag::INTERNAL) && op.task().name().as_str() != POLL {
-            return Some(op);
-        }
-        if self.gpus.is_empty() {
-            Self::publish(&op);
-        }
-        shuffler.put(id.0, op);
-        None
     }
 
     /// Records, if the engine shuffles, that the calling thread, which runs no program code for an engine, is pushing or
     /// has ended a wait.
-    pub(super) fn note_outside_activity(&self) {
+    pub(crate) fn note_outside_activity(&self) {
         if let Some(shuffler) = self.shuffler() {
             shuffler.note_active();
         }
     }
+}
+
+/// Starts the drawing thread if this engine shuffles.
+pub(crate) fn begin(core: &Arc<Core>) -> io::Result<()> {
+    let Some(shuffler) = core.shuffler() else { return Ok(()) };
+    let (weak, shuffler) = (Arc::downgrade(core), Arc::clone(shuffler));
+    let one_worker = core.threads().lanes().first().is_some_and(|lane| lane.activities().count() == 1);
+    let run = move || run(&weak, &shuffler, one_worker);
+    core.threads().spawn_aside("raddle-shuffle".to_owned(), run)
+}
+
+/// Ends the drawing thread. Called when no program operation is left, before the lanes end.
+pub(crate) fn end(core: &Core) {
+    for entry in core.shuffler().into_iter().flat_map(|shuffler| shuffler.end()) {
+        let op = entry.pop_entry();
+        debug_assert!(op.is_none(), "an operation was not drawn");
+    }
+}
+
+/// Records that the calling thread is pushing, if the engine shuffles and the thread is not running program code
+/// for an engine.
+#[inline]
+pub(super) fn note_push(core: &Core) {
+    if let Some(shuffler) = core.shuffler().filter(|_| !frame::in_program()) {
+        shuffler.note_active();
+    }
+}
+
+/// Adds a ready operation to those to be drawn. Returns the operation if it must not be shuffled.
+#[inline]
+pub(crate) fn draw(core: &Core, op: OpRef<Task>) -> Option<OpRef<Task>> {
+    if core.shuffles() { draw_slowly(core, op) } else { Some(op) }
+}
+
+/// [`draw`] on an engine with a shuffler.
+#[cold]
+fn draw_slowly(core: &Core, op: OpRef<Task>) -> Option<OpRef<Task>> {
+    let (Some(shuffler), Some(id)) = (core.shuffler(), op.task().op_id()) else { return Some(op) };
+    if op.task().has(flag::INTERNAL) && op.task().name().as_str() != POLL {
+        return Some(op);
+    }
+    if core.gpus.is_empty() {
+        in_place::publish(&op);
+    }
+    shuffler.put(id.0, op);
+    None
 }
 
 /// Draws an engine's operations until the engine ends.
@@ -123,7 +120,8 @@ fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
         let waiting_since = *since.get_or_insert_with(Instant::now);
         let Some(core) = core.upgrade() else { return };
         let may_draw = if one_worker {
-            let is_still = shuffler.is_program_still(waiters().outside(core.engine())) && core.is_still(was_still);
+            let is_still = shuffler.is_program_still(waiters().outside(deadlock::engine(&core)))
+                && room::is_still(&core, was_still);
             // A second check finds operations that became ready just after the first check.
             std::mem::replace(&mut was_still, is_still) && is_still
         } else {

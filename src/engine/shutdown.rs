@@ -2,7 +2,7 @@
 //!
 //! | phase | pushes that are accepted | next |
 //! |---|---|---|
-//! | open, observed, bounded | all, except those of observers; an engine with a limit holds some back ([`room`](super::room)) | draining or cancelling, by [`begin_shutdown`](Core::begin_shutdown) |
+//! | open, observed, bounded | all, except those of observers; an engine with a limit holds some back ([`room`](crate::group::room)) | draining or cancelling, by [`begin`] |
 //! | draining | those made by the engine's operations, those of children, and the engine's own | cancelling, closed |
 //! | cancelling | the engine's own; operations that have not started fail, except clean-ups | closed |
 //! | closed | the engine's own; such operations run on the pushing thread | - |
@@ -19,194 +19,174 @@ use std::{
 };
 
 use crate::{
+    context::ready_loop,
     engine::{
         core::{Core, phase},
-        frame, ready_loop,
-        regain::regain_worker,
-        wait,
+        shuffle, stop,
     },
     error::{build::ShutdownError, op::OpError},
+    group::room,
     notify::{
         oneshot::{Oneshot, Waiter},
         pending::Waited,
         wakers::Wakers,
     },
+    op::frame,
     sync::{
         Ordering::Relaxed,
         edge::{engine_step, removed},
     },
     system::panics,
+    wait::{self, regain::regain_worker},
 };
 
-impl Core {
-    /// Starts refusing pushes. If `cancel` is `true`, operations that have not started fail, except clean-ups.
-    pub(crate) fn begin_shutdown(self: &Arc<Self>, cancel: bool) {
-        let phase = if cancel { phase::CANCELLING } else { phase::DRAINING };
-        // Relaxed: an operation counted after the wait that follows this call has acquired the phase with the count
-        // (edge `open`).
-        self.phase.fetch_max(phase, Relaxed);
-        if !self.is_forked() {
-            self.end_waits_for_room();
+/// Starts refusing pushes. If `cancel` is `true`, operations that have not started fail, except clean-ups.
+pub(crate) fn begin(core: &Arc<Core>, cancel: bool) {
+    let phase = if cancel { phase::CANCELLING } else { phase::DRAINING };
+    // Relaxed: an operation counted after the wait that follows this call has acquired the phase with the count
+    // (edge `open`).
+    core.phase.fetch_max(phase, Relaxed);
+    if !core.is_forked() {
+        room::end_waits_for_room(core);
+    }
+}
+
+/// Makes the engine refuse all pushes but its own. Called when no operation is pending. Without this, program code
+/// that the engine still runs, such as the function of a deletion, could push to threads that are about to end.
+fn close(core: &Core) {
+    // Relaxed: an operation counted later has acquired the phase with the count (edge `open`).
+    core.phase.fetch_max(phase::CLOSED, Relaxed);
+}
+
+/// Waits until no operation is pending and the threads have ended, or until `deadline`. The shutdown must have
+/// begun.
+pub(crate) fn finish(core: &Arc<Core>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
+    let ended = drain(core, deadline).and_then(|()| {
+        end(core, deadline);
+        core.threads.join(deadline).map_err(ShutdownError::ThreadsLeft)
+    });
+    regain_worker(deadline);
+    ended
+}
+
+/// Finishes a shutdown as [`finish`] does, for the drop of the last handle. Does
+/// not wait for threads left behind by an earlier shutdown, nor does it wait inside program code run by any engine,
+/// since operations of two engines may each drop the last handle to the other engine.
+pub(crate) fn finish_by_drop(core: &Arc<Core>) {
+    if frame::in_program() {
+        end_in_background(core);
+    } else if drain(core, None).is_ok() {
+        end(core, None);
+        if !core.threads.has_left_behind() {
+            // The join cannot time out, since there is no deadline.
+            let _ = core.threads.join(None);
         }
     }
+}
 
-    pub(crate) fn is_open(&self) -> bool {
-        // Relaxed: a snapshot.
-        self.phase.load(Relaxed) <= phase::BOUNDED
+/// Prepares the calling thread to wait for all of the engine's functions. Returns an error if the thread works for
+/// the engine or was started for it, must not wait, or cannot hand over its worker.
+pub(super) fn make_way_outside(core: &Core) -> Result<(), ShutdownError> {
+    // An operation of another engine hands over its worker before waiting, since this engine may depend on that
+    // worker. After the wait, the operation receives a worker again.
+    let may_not_wait = wait::check_thread().is_err() || ready_loop::works_for(core) || core.threads.owns_thread();
+    if !may_not_wait && wait::make_way(core).is_ok() {
+        return Ok(());
     }
+    core.live()?;
+    Err(ShutdownError::InsideOperation)
+}
 
-    /// Whether a shutdown is cancelling the operations that have not started.
-    pub(crate) fn is_cancelling(&self) -> bool {
-        // Relaxed: a snapshot.
-        self.phase.load(Relaxed) == phase::CANCELLING
+/// Waits until no operation is pending, and closes the engine. If the caller must not wait, returns an error, and
+/// the engine ends in the background.
+fn drain(core: &Arc<Core>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
+    debug_assert!(!core.is_open());
+    core.live()?;
+    if let Err(error) = make_way_outside(core) {
+        end_in_background(core);
+        return Err(error);
     }
-
-    /// Whether the threads may have ended. If this returns `false` while the caller has an operation counted as
-    /// pending, the threads do not end before that operation is counted out.
-    pub(super) fn is_closed(&self) -> bool {
-        // Relaxed: an operation counted later has acquired the phase with the count (edge `open`).
-        self.phase.load(Relaxed) >= phase::CLOSED
-    }
-
-    /// Makes the engine refuse all pushes but its own. Called when no operation is pending. Without this, program code
-    /// that the engine still runs, such as the function of a deletion, could push to threads that are about to end.
-    fn close(&self) {
-        // Relaxed: an operation counted later has acquired the phase with the count (edge `open`).
-        self.phase.fetch_max(phase::CLOSED, Relaxed);
-    }
-
-    /// Waits until no operation is pending and the threads have ended, or until `deadline`. The shutdown must have
-    /// begun.
-    pub(crate) fn finish_shutdown(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
-        let ended = self.drain(deadline).and_then(|()| {
-            self.end(deadline);
-            self.threads.join(deadline).map_err(ShutdownError::ThreadsLeft)
-        });
-        regain_worker(deadline);
-        ended
-    }
-
-    /// Finishes a shutdown as [`finish_shutdown`](Self::finish_shutdown) does, for the drop of the last handle. Does
-    /// not wait for threads left behind by an earlier shutdown, nor does it wait inside program code run by any engine,
-    /// since operations of two engines may each drop the last handle to the other engine.
-    pub(crate) fn finish_by_drop(self: &Arc<Self>) {
-        if frame::in_program() {
-            self.end_in_background();
-        } else if self.drain(None).is_ok() {
-            self.end(None);
-            if !self.threads.has_left_behind() {
-                // The join cannot time out, since there is no deadline.
-                let _ = self.threads.join(None);
+    stop::run_again(core);
+    loop {
+        let closed = core.is_closed() || removed(engine_step::CLOSE_AND_WAIT_AGAIN);
+        match core.pending.wait(deadline) {
+            Waited::TimedOut => return Err(ShutdownError::TimedOut),
+            Waited::Idle if closed => return Ok(()),
+            Waited::Idle => close(core),
+            // Operations may keep pushing others indefinitely, so the deadline is checked here as well.
+            Waited::Over if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                return Err(ShutdownError::TimedOut);
             }
+            Waited::Over => {}
         }
     }
+}
 
-    /// Prepares the calling thread to wait for all of the engine's functions. Returns an error if the thread works for
-    /// the engine or was started for it, must not wait, or cannot hand over its worker.
-    pub(super) fn make_way_outside(&self) -> Result<(), ShutdownError> {
-        // An operation of another engine hands over its worker before waiting, since this engine may depend on that
-        // worker. After the wait, the operation receives a worker again.
-        let may_not_wait = wait::check_wait().is_err() || ready_loop::works_for(self) || self.threads.owns_thread();
-        if !may_not_wait && self.make_way().is_ok() {
-            return Ok(());
-        }
-        self.live()?;
+/// Lets the engine end once no operation is pending.
+pub(super) fn end_in_background(core: &Arc<Core>) {
+    if !core.is_forked() {
+        stop::run_again(core);
+        Arc::new(End { core: Arc::downgrade(core), told: None }).wake();
+    }
+}
+
+/// Lets the engine end once no operation is pending, and returns a future that resolves when the engine's threads
+/// have been told to end. The shutdown must have begun.
+pub(crate) fn finish_async(core: &Arc<Core>) -> impl Future<Output = Result<(), ShutdownError>> + Send + use<> {
+    let told = if let Err(forked) = core.live() {
+        Err(forked.into())
+    } else if ready_loop::works_for(core) {
+        end_in_background(core);
         Err(ShutdownError::InsideOperation)
-    }
+    } else {
+        stop::run_again(core);
+        let told = Oneshot::new();
+        Arc::new(End { core: Arc::downgrade(core), told: Some(Arc::clone(&told)) }).wake();
+        Ok(Waiter::new(told))
+    };
+    AsyncShutdown { core: Arc::clone(core), told }
+}
 
-    /// Waits until no operation is pending, and closes the engine. If the caller must not wait, returns an error, and
-    /// the engine ends in the background.
-    fn drain(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
-        debug_assert!(!self.is_open());
-        self.live()?;
-        if let Err(error) = self.make_way_outside() {
-            self.end_in_background();
-            return Err(error);
+/// Tells the threads to end, and logs a warning if a failure was never reported.
+fn end(core: &Arc<Core>, deadline: Option<Instant>) {
+    // Shuffling ends before the lanes do, since no entry may enter a lane that has ended.
+    shuffle::end(core);
+    // A stop concurrent with the shutdown may have recalled workers or laid them aside. No threads are started for
+    // those workers.
+    core.threads.cancel_stop(|| core.gpus.end());
+    drop(core.threads.aside().take());
+    let failure = core.live().ok().and_then(|live| live.failures().to_warn_of());
+    let failure = match (failure, deadline) {
+        // Running the logger, or formatting the error that it prints, may take longer than the deadline allows.
+        (Some(failure), Some(_)) => {
+            let (shared, for_thread) = (Arc::clone(core), failure.clone());
+            let warned = core.threads.spawn_aside("raddle-shutdown".to_owned(), move || warn(&shared, for_thread));
+            warned.is_err().then_some(failure)
         }
-        self.run_again();
-        loop {
-            let closed = self.is_closed() || removed(engine_step::CLOSE_AND_WAIT_AGAIN);
-            match self.pending.wait(deadline) {
-                Waited::TimedOut => return Err(ShutdownError::TimedOut),
-                Waited::Idle if closed => return Ok(()),
-                Waited::Idle => self.close(),
-                // Operations may keep pushing others indefinitely, so the deadline is checked here as well.
-                Waited::Over if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
-                    return Err(ShutdownError::TimedOut);
-                }
-                Waited::Over => {}
-            }
-        }
+        (failure, _) => failure,
+    };
+    core.threads.end();
+    if let Some(failure) = failure {
+        warn(core, failure);
     }
+    core.recording().into_iter().for_each(|recording| recording.end());
+}
 
-    /// Lets the engine end once no operation is pending.
-    pub(super) fn end_in_background(self: &Arc<Self>) {
-        if !self.is_forked() {
-            self.run_again();
-            Arc::new(End { core: Arc::downgrade(self), told: None }).wake();
-        }
-    }
+/// Ends the threads of an engine whose workers could not all be started.
+pub(crate) fn end_unstarted(core: &Core) {
+    core.recording().into_iter().for_each(|recording| recording.end());
+    core.threads.end();
+    // The join cannot time out, since there is no deadline.
+    let _ = core.threads.join(None);
+}
 
-    /// Lets the engine end once no operation is pending, and returns a future that resolves when the engine's threads
-    /// have been told to end. The shutdown must have begun.
-    pub(crate) fn finish_shutdown_async(
-        self: &Arc<Self>,
-    ) -> impl Future<Output = Result<(), ShutdownError>> + Send + use<> {
-        let told = if let Err(forked) = self.live() {
-            Err(forked.into())
-        } else if ready_loop::works_for(self) {
-            self.end_in_background();
-            Err(ShutdownError::InsideOperation)
-        } else {
-            self.run_again();
-            let told = Oneshot::new();
-            Arc::new(End { core: Arc::downgrade(self), told: Some(Arc::clone(&told)) }).wake();
-            Ok(Waiter::new(told))
-        };
-        AsyncShutdown { core: Arc::clone(self), told }
-    }
-
-    /// Tells the threads to end, and logs a warning if a failure was never reported.
-    fn end(self: &Arc<Self>, deadline: Option<Instant>) {
-        // Shuffling ends before the lanes do, since no entry may enter a lane that has ended.
-        self.end_shuffling();
-        // A stop concurrent with the shutdown may have recalled workers or laid them aside. No threads are started for
-        // those workers.
-        self.threads.cancel_stop(|| self.gpus.end());
-        drop(self.threads.aside().take());
-        let failure = self.live().ok().and_then(|live| live.failures().to_warn_of());
-        let failure = match (failure, deadline) {
-            // Running the logger, or formatting the error that it prints, may take longer than the deadline allows.
-            (Some(failure), Some(_)) => {
-                let (core, for_thread) = (Arc::clone(self), failure.clone());
-                let warned = self.threads.spawn_aside("raddle-shutdown".to_owned(), move || core.warn(for_thread));
-                warned.is_err().then_some(failure)
-            }
-            (failure, _) => failure,
-        };
-        self.threads.end();
-        if let Some(failure) = failure {
-            self.warn(failure);
-        }
-        self.recording().into_iter().for_each(|recording| recording.end());
-    }
-
-    /// Ends the threads of an engine whose workers could not all be started.
-    pub(crate) fn end_unstarted(&self) {
-        self.recording().into_iter().for_each(|recording| recording.end());
-        self.threads.end();
-        // The join cannot time out, since there is no deadline.
-        let _ = self.threads.join(None);
-    }
-
-    /// Logs a warning about `failure`. An engine shut down by the logger ends in the background, since the logger may
-    /// run on one of that engine's threads or inside its shutdown.
-    fn warn(self: &Arc<Self>, failure: OpError) {
-        // The closure drops the failure as well.
-        frame::enter_after(self, move || {
-            panics::log!(Warn, "raddle: the engine was shut down with a failure that was never reported: {failure}");
-        });
-    }
+/// Logs a warning about `failure`. An engine shut down by the logger ends in the background, since the logger may
+/// run on one of that engine's threads or inside its shutdown.
+fn warn(core: &Arc<Core>, failure: OpError) {
+    // The closure drops the failure as well.
+    frame::enter_after(core, move || {
+        panics::log!(Warn, "raddle: the engine was shut down with a failure that was never reported: {failure}");
+    });
 }
 
 /// A waker that ends an engine for whose end no thread waits: the thread that counts out the last operation wakes it.
@@ -229,10 +209,10 @@ impl Wake for End {
                 return;
             }
             if closed {
-                core.end(None);
+                end(&core, None);
                 return told.and_then(|told| told.set(Ok(()))).into_iter().for_each(Wakers::wake);
             }
-            core.close();
+            close(&core);
         }
     }
 }
@@ -249,7 +229,7 @@ impl Future for AsyncShutdown {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if self.told.is_ok() {
-            Core::catch_up();
+            wait::catch_up();
         }
         // Checked last, since a deferred operation run on this thread may have forked the process.
         self.core.live()?;

@@ -1,23 +1,23 @@
 //! The main function of the threads that run workers.
 //!
-//! A waiting function runs ready operations on which the wait depends ([`in_place`](super::in_place)). If it finds
+//! A waiting function runs ready operations on which the wait depends ([`in_place`](crate::wait::in_place)). If it finds
 //! none, if its stack is short, or if the wait has a time limit, it hands its worker over to another thread and sleeps.
-//! When it wakes up, it borrows the place of an idle worker, or queues for a worker ([`regain`](super::regain)). A wait
+//! When it wakes up, it borrows the place of an idle worker, or queues for a worker ([`regain`](crate::wait::regain)). A wait
 //! thus neither occupies a worker nor delays an unrelated wait below it on the stack, as would happen if waiting
 //! threads ran arbitrary operations.
 
 use std::{io, sync::Arc};
 
 use crate::{
-    engine::{
-        core::Core,
+    context::worker_thread::{Duty, WorkerThread, share_slot},
+    engine::core::Core,
+    error::build::BuildError,
+    observe::record::{self, NoRecording, RunRecording},
+    op::{
         ending::{Epilogue, Unfinished},
         frame,
-        record::{NoRecording, RunRecording},
         task::{Task, flag},
-        worker_thread::{Duty, WorkerThread, share_slot},
     },
-    error::build::BuildError,
     sync::mpsc,
     system::{Placement, panics, topology},
     threads::thread_pool::{BoxedWorker, Ended},
@@ -52,7 +52,7 @@ pub(crate) fn start(core: &Arc<Core>, workers: Vec<BoxedWorker<Task>>) -> Result
 }
 
 /// Starts a thread for a worker that has none. Returns the worker if that fails.
-pub(super) fn restart(
+pub(crate) fn restart(
     core: &Arc<Core>,
     worker: BoxedWorker<Task>,
 ) -> Result<(), (io::Error, Option<BoxedWorker<Task>>)> {
@@ -128,7 +128,7 @@ fn run(thread: &WorkerThread, number: usize) {
         // the operations queued here to be lost.
         let result = panics::catch(|| {
             thread.core.dispatch_ready(&mut ready, Epilogue::Nothing);
-            match thread.core.loop_recording(thread) {
+            match record::of_loop(&thread.core, thread) {
                 Some(recording) => run_operations(thread, &mut ready, &recording),
                 None => run_operations(thread, &mut ready, &NoRecording),
             }

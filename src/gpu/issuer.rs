@@ -33,22 +33,23 @@ use std::{collections::VecDeque, sync::Arc};
 
 use super::backoff::Backoff;
 use crate::{
+    context::worker_thread,
     device::{
         gpus::{FIRST_LANE, Gpu, GpuLane},
         stream::{FunctionEnd, GpuStream, MARK_TRIES},
         timeline::{Clock, Recorded},
     },
-    engine::{
-        core::Core,
+    engine::{complete, core::Core, disposition, epilogue, run, stop},
+    error::{
+        device::DeviceError,
+        op::{Cause, OpError},
+    },
+    observe::record,
+    op::{
         ending::{Disposition, Epilogue, FnState},
         frame,
         task::{Task, flag},
         variable::VarCell,
-        worker_thread,
-    },
-    error::{
-        device::DeviceError,
-        op::{Cause, OpError},
     },
     scheduler::Worker,
     sync::lock,
@@ -145,7 +146,7 @@ pub(super) fn serve(core: &Arc<Core>, number: usize, worker: BoxedWorker<Task>) 
             if left == Left::Ended {
                 return Ended::Over;
             }
-            match core.lay_lane_aside(worker) {
+            match stop::lay_lane_aside(core, worker) {
                 Ok(()) => return Ended::Idle,
                 Err(same) => worker = same,
             }
@@ -289,7 +290,7 @@ impl Issuer<'_> {
         } else {
             // An asynchronous operation has no stream. Like a CPU operation, it waits until its dependencies are
             // complete.
-            match self.core.pending_on_device(&op, Device::Cpu) {
+            match disposition::pending_on_device(self.core, &op, Device::Cpu) {
                 Some(number) => {
                     self.send(number, op);
                     Epilogue::Nothing
@@ -329,7 +330,7 @@ impl Issuer<'_> {
         for access in op.accesses() {
             let cell = VarCell::of(access);
             let last = cell.fault().last_on_device(self.number, access.mode());
-            if self.core.follows_on_device(&op, cell, self.device) {
+            if disposition::follows_on_device(self.core, &op, cell, self.device) {
                 event = if own { 0 } else { last.max(event) };
             } else {
                 watch = last.max(watch);
@@ -350,7 +351,7 @@ impl Issuer<'_> {
         if number == self.number {
             self.receive(op);
         } else {
-            self.core.send(number, op);
+            stop::send(self.core, number, op);
         }
     }
 
@@ -370,18 +371,18 @@ impl Issuer<'_> {
 
     /// Issues an operation of this lane, or skips, forwards or discards it.
     fn begin(&mut self, op: OpRef<Task>) -> Epilogue {
-        match self.core.disposition_at(&op, self.device) {
+        match disposition::at(self.core, &op, self.device) {
             Disposition::Run => match self.order(&op) {
                 Ok(None) => self.issue(op),
-                Ok(Some(other)) => self.core.send(other, op),
+                Ok(Some(other)) => stop::send(self.core, other, op),
                 Err(error) => {
                     let failure = op.task().failed_by(Cause::Device(error));
-                    return self.core.skip(op, failure, &mut self.ready);
+                    return complete::skip(self.core, op, failure, &mut self.ready);
                 }
             },
             Disposition::Forward(number) => self.send(number, op),
-            Disposition::Skip(failure) => return self.core.skip(op, failure, &mut self.ready),
-            Disposition::Discard => return self.core.pass_over(op, &mut self.ready),
+            Disposition::Skip(failure) => return complete::skip(self.core, op, failure, &mut self.ready),
+            Disposition::Discard => return complete::pass_over(self.core, op, &mut self.ready),
         }
         Epilogue::Nothing
     }
@@ -427,8 +428,8 @@ impl Issuer<'_> {
         for access in op.accesses() {
             VarCell::of(access).fault().note_on_device(lanes, self.number, seq, access.mode());
         }
-        self.core.record_start(&op);
-        let mut result = self.core.call_on(&op, &mut self.stream);
+        record::start(self.core, &op);
+        let mut result = run::call_on(self.core, &op, &mut self.stream);
         if self.core.is_forked() {
             return;
         }
@@ -450,13 +451,13 @@ impl Issuer<'_> {
         }
         let mut ended = Vec::new();
         match &mut result {
-            Ok(()) => self.core.clear_overwritten(&op, &mut ended),
+            Ok(()) => complete::clear_overwritten(self.core, &op, &mut ended),
             Err(failure) => {
-                self.core.take_overwritten(&op, &mut ended);
-                *failure = self.core.fail_on_device(&op, failure.clone());
+                complete::take_overwritten(self.core, &op, &mut ended);
+                *failure = complete::fail_on_device(self.core, &op, failure.clone());
             }
         }
-        self.core.record_return(&op);
+        record::returned(self.core, &op);
         let op = tracker::complete(op, &mut self.ready);
         self.in_flight.push_back(InFlight { seq, op, result, ended, clock: self.seen });
         if host || self.marked == self.passed || self.issued - self.marked >= MAX_UNMARKED {
@@ -469,7 +470,7 @@ impl Issuer<'_> {
         // The host reports the result to a handle.
         let mut found = Followers { streams: false, host: op.task().has(flag::REPORTS), own: false };
         tracker::followers(op, |next, access| {
-            if !self.core.follows_on_device(next, VarCell::of(access), self.device) {
+            if !disposition::follows_on_device(self.core, next, VarCell::of(access), self.device) {
                 found.host = true;
             } else if next.task().lane != op.task().lane {
                 found.streams = true;
@@ -573,11 +574,11 @@ impl Issuer<'_> {
         // waiters here, and finally the reports.
         for flight in self.in_flight.iter_mut().take_while(|flight| flight.seq <= seq) {
             match (&flight.result, fault) {
-                (Ok(()), None) => self.core.count_on_device(&flight.op),
-                (Ok(()), Some(error)) => flight.result = Err(self.core.lose_on_device(&flight.op, error)),
+                (Ok(()), None) => complete::count_on_device(&flight.op),
+                (Ok(()), Some(error)) => flight.result = Err(complete::lose_on_device(self.core, &flight.op, error)),
                 (Err(_), _) => {}
             }
-            self.core.record_end(&flight.op, FnState::Called.outcome(&flight.result), FnState::Called);
+            record::end(self.core, &flight.op, FnState::Called.outcome(&flight.result), FnState::Called);
         }
         self.passed = seq;
         self.lane().timeline.complete(seq);
@@ -600,7 +601,7 @@ impl Issuer<'_> {
         while self.in_flight.front().is_some_and(|flight| flight.seq <= passed) {
             let Some(InFlight { op, result, ended, .. }) = self.in_flight.pop_front() else { break };
             // Workers run the program code, so no operation waits for another's program code.
-            self.core.finish(Core::epilogue_of(op, result, ended));
+            epilogue::finish(self.core, epilogue::epilogue_of(op, result, ended));
         }
     }
 }

@@ -13,8 +13,9 @@ use crate::{
         gpus::{FIRST_LANE, GpuLane},
         timeline::LANES_PER_GPU,
     },
-    engine::{core::Core, frame, task::Task},
+    engine::{core::Core, stop},
     error::push::PushError,
+    op::{frame, task::Task},
     sync::{Ordering::Relaxed, lock},
     system::panics,
     threads::thread_pool::BoxedWorker,
@@ -79,7 +80,7 @@ fn start(lane: &GpuLane<Task>, core: &Arc<Core>) -> io::Result<()> {
     }
     let mut place = lock(&lane.worker);
     let Some(worker) = place.take() else { return Ok(()) };
-    match core.begin_lane(worker) {
+    match stop::begin_lane(core, worker) {
         Ok(()) => {
             // Relaxed: as for the load.
             lane.started.store(true, Relaxed);

@@ -1,0 +1,292 @@
+//! Operations that are futures: which thread polls them, and how they end.
+//!
+//! # States
+//!
+//! 1. *Started*: the operation's job has created a [`FutureTask`] and polls it on the thread running the job.
+//! 2. *Between two polls*: only wakers refer to the task. The first wake pushes an internal operation, which has no
+//!    variables and polls the future. So the operation's own record enters its lane only once, and a poll does not have
+//!    to wait in the variables' queues.
+//! 3. *Ended*: the future has returned a result or panicked, and has been dropped. The operation ends once its guards
+//!    have been dropped as well.
+//! 4. *Stopped* instead: the operation was cancelled through its handle or with its group. The next poll drops the
+//!    future, and the operation fails. Cancelling through the handle wakes the future for that poll; cancelling the
+//!    group does not.
+//! 5. *Lost* instead: the last waker was dropped between two polls, so nothing can wake the future. The future is
+//!    dropped, on a worker if the engine has any, and the operation fails.
+//!
+//! [`PollState`] decides which thread polls. On a naive engine, the thread that wakes the future polls it.
+//!
+//! Polling and dropping the future are calls into program code, each in a frame of the operation.
+//!
+//! # Who may touch what
+//!
+//! * `started`: the thread that polls ([`PollState`]), or the owner of the last waker.
+//! * The other fields are constant.
+//! * In a forked child, no thread may touch anything, since the operation belongs to the parent process.
+//!
+//! This module has no edges of its own: see [`PollState`].
+
+use std::{
+    future::Future,
+    panic::Location,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+};
+
+use crate::{
+    engine::{core::Core, epilogue},
+    error::op::{Cause, OpError},
+    future::held::Share,
+    notify::poll_state::PollState,
+    op::{
+        frame::{self, Call, Frame, Holds},
+        job::{Out, plain},
+        limits::Limits,
+        spec::{POLL, Spec},
+        task::{ErasedJob, flag},
+    },
+    sync::cell::UnsafeCell,
+    system::panics,
+    values::kind::EngineKind,
+};
+
+/// An operation's future, and where its value goes.
+trait Polled: Send {
+    /// Polls the future, in a frame of the operation, which has not ended.
+    fn poll(self: Pin<&mut Self>, frame: &Frame, cx: &mut Context<'_>) -> Poll<Result<(), Cause>>;
+    /// Drops the future, in a frame of the operation.
+    fn clear(self: Pin<&mut Self>);
+}
+
+struct Running<F, R> {
+    /// The pinned future, or `None` once it has been dropped.
+    future: Option<F>,
+    /// Where the value goes, if the operation has a handle.
+    out: Option<Out<R>>,
+}
+
+impl<F, R> Running<F, R> {
+    fn fields(self: Pin<&mut Self>) -> (Pin<&mut Option<F>>, &mut Option<Out<R>>) {
+        // SAFETY: nothing is moved out of the future, which is returned pinned, and `Running` has no `Drop`.
+        let this = unsafe { self.get_unchecked_mut() };
+        // SAFETY: the field is used only here, and `self` was pinned.
+        (unsafe { Pin::new_unchecked(&mut this.future) }, &mut this.out)
+    }
+}
+
+impl<F, R> Polled for Running<F, R>
+where
+    F: Future<Output = Result<R, Cause>> + Send,
+    R: Send + 'static,
+{
+    fn poll(self: Pin<&mut Self>, frame: &Frame, cx: &mut Context<'_>) -> Poll<Result<(), Cause>> {
+        let (future, out) = self.fields();
+        let Some(future) = future.as_pin_mut() else { unreachable!("a future is not polled again") };
+        let polled = if frame.is_stopping() { Poll::Ready(Err(Cause::Cancelled)) } else { future.poll(cx) };
+        polled.map_ok(|value| {
+            if let Some(out) = out {
+                // SAFETY: (1): the future's share keeps the operation from ending.
+                unsafe { out.set(value) };
+            }
+        })
+    }
+
+    fn clear(self: Pin<&mut Self>) {
+        self.fields().0.set(None);
+    }
+}
+
+/// A future that has not ended, with its share of the right to end the operation.
+struct Started {
+    future: Pin<Box<dyn Polled>>,
+    share: Share,
+}
+
+impl Started {
+    /// Calls `f`, which runs program code, as part of the operation.
+    fn enter<R>(
+        &mut self,
+        core: &Arc<Core>,
+        f: impl FnOnce(Pin<&mut dyn Polled>, &Frame) -> R,
+    ) -> Result<R, panics::Payload> {
+        let Self { future, share } = self;
+        let run = |frame: &Frame| {
+            let f = || f(future.as_mut(), frame);
+            let f = || match share.beside() {
+                Some(beside) => frame.claimed_by(beside.claim(), f),
+                None => f(),
+            };
+            let Some(limits) = share.limits() else { return f() };
+            frame.in_group(limits.group(), limits.kin(), || match limits.parent_of() {
+                Some(family) => frame.in_family(family, f),
+                None => f(),
+            })
+        };
+        panics::catch(|| frame::enter(core, share.op(), Holds::Variables, run))
+    }
+
+    /// Drops the future and its share of the right to end the operation. The future has ended with `result`.
+    fn end(mut self, core: &Arc<Core>, result: Result<(), OpError>) {
+        let cleared = self.enter(core, |future, _| future.clear());
+        if core.is_forked() {
+            return std::mem::forget((self, result));
+        }
+        let panicked = cleared.err().map(|payload| self.share.op().task().failed_by_panic(payload));
+        let (result, second) = match (result, panicked) {
+            (Ok(()), Some(failure)) => (Err(failure), None),
+            (result, second) => (result, second),
+        };
+        if let Some(second) = second {
+            // The operation's second failure is recorded, since it would otherwise be lost.
+            core.record_failure(&second);
+            epilogue::run_program_code(core, self.share.op(), None, || drop(second));
+        }
+        self.share.end(result);
+    }
+}
+
+/// An operation's future, shared by wakers.
+struct FutureTask {
+    state: PollState,
+    core: Arc<Core>,
+    priority: i32,
+    lane: u8,
+    /// The future, or `None` once it has ended.
+    started: UnsafeCell<Option<Started>>,
+}
+
+// SAFETY: `started` is `Send`, and is used by one thread at a time: the polling thread, or the owner of the last waker.
+unsafe impl Sync for FutureTask {}
+// SAFETY: as for `Sync`.
+unsafe impl Send for FutureTask {}
+
+impl FutureTask {
+    /// Polls the future until it has ended or must be woken to continue. Called only by the thread that polls
+    /// ([`PollState`]).
+    fn run(self: &Arc<Self>) {
+        // SAFETY: this thread polls, so it is the only user of the field.
+        while self.started.with_mut(|started| unsafe { &mut *started }.is_some()) {
+            if !self.poll_once() {
+                return;
+            }
+        }
+    }
+
+    /// Polls the future once. Returns whether this thread must poll again.
+    fn poll_once(self: &Arc<Self>) -> bool {
+        let waker = Waker::from(Arc::clone(self));
+        let polled = self.started.with_mut(|started| {
+            // SAFETY: the caller polls, so it is the only user of the field.
+            let Some(started) = (unsafe { &mut *started }) else { return None };
+            let polled =
+                started.enter(&self.core, |future, frame| future.poll(frame, &mut Context::from_waker(&waker)));
+            Some(match polled {
+                Ok(polled) => polled.map_err(|cause| started.share.op().task().failed_by(cause)),
+                Err(payload) => Poll::Ready(Err(started.share.op().task().failed_by_panic(payload))),
+            })
+        });
+        if self.core.is_forked() {
+            std::mem::forget((waker, polled));
+            return false;
+        }
+        match polled {
+            Some(Poll::Ready(result)) => {
+                // SAFETY: this thread polls, so it is the only user of the field.
+                let started = self.started.with_mut(|started| unsafe { &mut *started }.take());
+                self.state.finish();
+                started.into_iter().for_each(|started| started.end(&self.core, result.clone()));
+                false
+            }
+            Some(Poll::Pending) if self.state.pause() => {
+                if self.core.kind() == EngineKind::Naive {
+                    // Polls are not nested, since a future may wake itself often.
+                    self.state.begin();
+                    return true;
+                }
+                self.queue();
+                false
+            }
+            Some(Poll::Pending) | None => false,
+        }
+    }
+
+    /// Pushes an operation that polls the future.
+    fn queue(self: &Arc<Self>) {
+        let task = Arc::clone(self);
+        let poll = move |_: &Call<'_>| {
+            task.state.begin();
+            task.run();
+            Ok(())
+        };
+        let spec = Spec { lane: self.lane, ..Spec::internal(POLL, self.priority, flag::NO_SKIP | flag::SILENT) };
+        let pushed = self.core.push(&spec, Location::caller(), &mut [], ErasedJob::new(plain(poll)));
+        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    }
+}
+
+impl Wake for FutureTask {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.core.is_forked() && self.state.wake() {
+            self.queue();
+        }
+    }
+}
+
+impl Drop for FutureTask {
+    fn drop(&mut self) {
+        if self.core.is_forked() {
+            // SAFETY: this is the last reference to the task.
+            std::mem::forget(self.started.with_mut(|started| unsafe { &mut *started }.take()));
+            return;
+        }
+        self.state.look();
+        // SAFETY: this is the last reference to the task.
+        let Some(started) = self.started.with_mut(|started| unsafe { &mut *started }.take()) else { return };
+        // The thread dropping the last waker may hold a lock that is also taken when the future is dropped.
+        self.core.hand_over(move |core| {
+            let lost = started.share.op().task().failed_by(Cause::LostFuture);
+            started.end(core, Err(lost));
+        });
+    }
+}
+
+/// Starts the asynchronous operation of `call`. `make` creates its future, with guards that hold shares of the right to
+/// end the operation. The first poll takes place here; later polls are pushed with `priority`. If the operation has a
+/// handle, the future's value goes to `out`.
+pub(crate) fn start<F, R>(
+    call: &Call<'_>,
+    priority: i32,
+    out: Option<Out<R>>,
+    make: impl FnOnce(&Share) -> F,
+) -> Result<(), Cause>
+where
+    F: Future<Output = Result<R, Cause>> + Send + 'static,
+    R: Send + 'static,
+{
+    let Some(right) = call.take_right() else { return Ok(()) };
+    let core = call.core();
+    right.task().limits().and_then(Limits::parent_of).iter().for_each(|family| family.begin_future());
+    let share = Share::new(right, core);
+    let future = Box::pin(Running { future: Some(make(&share)), out });
+    let task = FutureTask {
+        state: PollState::running(),
+        core: Arc::clone(core),
+        priority,
+        lane: call.op().task().lane,
+        started: UnsafeCell::new(Some(Started { future, share })),
+    };
+    let task = Arc::new(task);
+    // SAFETY: (1): the future, which has not been polled, has a share of the right to end the operation.
+    if let Some(beside) = unsafe { call.op().beside() } {
+        // The reference is weak, so a future to which only its handle refers is lost.
+        let to_stop = Arc::downgrade(&task);
+        beside.when_stopping(move || to_stop.upgrade().iter().for_each(Wake::wake_by_ref));
+    }
+    task.run();
+    Ok(())
+}

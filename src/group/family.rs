@@ -1,0 +1,561 @@
+//! Operations with children. A parent is complete once its own work has ended, all its children are complete and, if it
+//! is asynchronous, its completion has been used.
+//!
+//! Children take their parent's place in the order of operations. Each of the parent's variables that a child declares
+//! is represented by a variable of the family, whose queue orders the children under the parent's access. The value
+//! stays in the parent's variable. A family may also have variables with values of their own, which only its children
+//! and their descendants can declare.
+//!
+//! # States
+//!
+//! 1. *Working*: the parent's own work continues: its function is running, its future or one of that future's guards
+//!    exists, or a call that pushes a child or creates a variable has not returned. A pushed child is counted as
+//!    pending and has a record, but is in no queue yet, so it shares no value with the parent's work.
+//! 2. *Released* ([`Family::release`]): the work has ended. The children have entered the queues in push order. If the
+//!    work has failed, the variables that the parent mutates have failed for the children as well, and so have the
+//!    family's own variables. The value of each of the family's own variables is dropped after the children have used
+//!    it, and this drop has a share, as does the completion of an asynchronous parent.
+//! 3. *Over* ([`Family::end`]): the last share has been dropped, and the parent completes.
+//!
+//! [`FamilyCount`] decides which thread takes each of these steps.
+//!
+//! # Who may touch what
+//!
+//! * `plan` and `identity`: constant. The pointers in `identity` are only compared.
+//! * `is_future`: set by the thread that starts the parent, before the future exists.
+//! * `parent`: set by the thread that starts the parent or, if the parent is asynchronous, by the thread that uses its
+//!   completion or ends its future; taken by the thread that drops the last share.
+//! * `stand_ins`, `variables`, `children` and `own`: under their locks.
+//! * In a forked child, no thread may touch anything, since the operations belong to the parent process.
+//!
+//! This module has no edges of its own: see [`FamilyCount`].
+
+use std::{
+    any::Any,
+    iter, mem,
+    panic::Location,
+    ptr::NonNull,
+    sync::{Arc, OnceLock, Weak},
+    time::Instant,
+};
+
+use crate::{
+    context::ready_loop,
+    engine::core::Core,
+    error::{op::OpError, push::PushError},
+    group::room,
+    notify::{family_count::FamilyCount, waiters::Nested},
+    op::{
+        cancellable::Place,
+        ending::{Epilogue, FnState},
+        frame::Frame,
+        kin::{Kin, KinShare},
+        limits::Limits,
+        members::Group,
+        spec::{Entries, Entry, Spec, sort},
+        task::{ErasedJob, Task, flag},
+        variable::VarCell,
+        variables::{self, OwnedVar},
+    },
+    sync::{Mutex, lock},
+    tracker::{Mode, Op, OpRef, ReadyList},
+    values::Name,
+};
+
+/// The data from which an operation's children are created.
+pub(crate) struct Plan {
+    /// The variables that the operation declares, with their modes. If the operation is itself a child, these are the
+    /// program's variables, not the family's.
+    names: Box<[(NonNull<VarCell>, Mode)]>,
+    priority: i32,
+    deadline: Option<Instant>,
+    /// The children's group, inside the operation's own group if it has one.
+    group: Arc<Group>,
+    /// The family to which the operation belongs, if it is itself a child. That family does not end before this one.
+    within: Option<Weak<Family>>,
+}
+
+// SAFETY: the pointers are to variables that the operation holds or is about to hold, and a `VarCell` is `Send` and
+// `Sync`.
+unsafe impl Send for Plan {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Plan {}
+
+impl Plan {
+    /// Creates the plan of an operation with these entries, as declared by the program, for its limits.
+    pub(crate) fn boxed(
+        entries: &[Entry],
+        priority: i32,
+        deadline: Option<Instant>,
+        group: Option<&Arc<Group>>,
+        within: Option<&Family>,
+    ) -> Box<dyn Any + Send> {
+        let names = entries.iter().map(|entry| (entry.cell, entry.mode)).collect();
+        Box::new(Self {
+            names,
+            priority,
+            deadline,
+            group: Group::new(group.cloned()),
+            within: within.map(|family| Weak::clone(&family.this)),
+        })
+    }
+}
+
+/// A pushed child that is not in a queue yet.
+struct Child {
+    op: OpRef<Task>,
+    /// The place in the state that the operation shares with its handle, if it has one.
+    place: Option<NonNull<Place>>,
+}
+
+// SAFETY: the place is in the state that the operation shares with its handle, and contains only atomics.
+unsafe impl Send for Child {}
+
+/// The pointers that identify the parent.
+struct Identity {
+    op: NonNull<()>,
+    /// The pointer that identifies the parent to waiters.
+    task: NonNull<()>,
+}
+
+// SAFETY: the pointers are only compared.
+unsafe impl Send for Identity {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Identity {}
+
+/// The failures of the parent itself.
+#[derive(Default)]
+struct Own {
+    /// The failure of its function or future.
+    work: Option<OpError>,
+    /// The failure reported by its completion.
+    completion: Option<OpError>,
+}
+
+/// The family of an operation with children.
+pub(crate) struct Family {
+    this: Weak<Family>,
+    core: Arc<Core>,
+    identity: Identity,
+    /// Whether the parent is a clean-up.
+    is_kept: bool,
+    is_future: OnceLock<()>,
+    count: FamilyCount,
+    plan: Box<Plan>,
+    /// The right to complete the parent.
+    parent: Mutex<Option<OpRef<Task>>>,
+    own: Mutex<Own>,
+    /// The family's variables that represent others, each with the index in the plan of the variable represented.
+    stand_ins: Mutex<Vec<(usize, OwnedVar)>>,
+    /// The family's variables with values of their own.
+    variables: Mutex<Vec<OwnedVar>>,
+    /// The children that are not in a queue yet, or `None` once they have entered the queues.
+    children: Mutex<Option<Vec<Child>>>,
+}
+
+impl std::fmt::Debug for Family {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Family").finish_non_exhaustive()
+    }
+}
+
+impl Family {
+    /// Creates the family of `op`, which is about to start.
+    ///
+    /// # Safety
+    /// 1. The operation is ready, this thread owns it, and it has a plan.
+    unsafe fn new(core: &Arc<Core>, op: &Op<Task>, parent: Option<OpRef<Task>>) -> Arc<Self> {
+        // SAFETY: (1).
+        let plan = op.task().limits().and_then(|limits| unsafe { limits.take_plan() });
+        let Some(Ok(plan)) = plan.map(|plan| plan.downcast::<Plan>()) else {
+            unreachable!("an operation with children has a plan, and starts once")
+        };
+        plan.group.set_parent(NonNull::from(op).cast());
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            core: Arc::clone(core),
+            identity: Identity { op: NonNull::from(op).cast(), task: NonNull::from(op.task()).cast() },
+            is_kept: op.task().has(flag::KEPT),
+            is_future: OnceLock::new(),
+            count: FamilyCount::new(),
+            plan,
+            parent: Mutex::new(parent),
+            own: Mutex::default(),
+            stand_ins: Mutex::default(),
+            variables: Mutex::default(),
+            children: Mutex::new(Some(Vec::new())),
+        })
+    }
+
+    /// Creates the family of an operation that is about to start and has no completion.
+    ///
+    /// # Safety
+    /// 1. This thread owns the operation, which has a plan.
+    pub(crate) unsafe fn of_sync(core: &Arc<Core>, op: OpRef<Task>) -> Arc<Self> {
+        let hold = op.hold();
+        // SAFETY: (1).
+        unsafe { Self::new(core, &hold, Some(op)) }
+    }
+
+    /// Creates the family of an asynchronous operation that is about to start. The right to complete the operation has
+    /// a share.
+    ///
+    /// # Safety
+    /// 1. The operation is ready, this thread owns it, and it has a plan.
+    pub(crate) unsafe fn of_async(core: &Arc<Core>, op: &Op<Task>) -> Arc<Self> {
+        // SAFETY: (1).
+        let family = unsafe { Self::new(core, op, None) };
+        family.count.enter();
+        family
+    }
+
+    /// Returns `kin` as a family, unless it is a scope.
+    pub(crate) fn from_kin(kin: &Arc<dyn Kin>) -> Option<Arc<Self>> {
+        kin.as_any().downcast_ref::<Self>()?.this.upgrade()
+    }
+
+    /// Returns the family of the operation whose function runs in `frame`, if the operation has children.
+    pub(crate) fn of(frame: &Frame) -> Option<&Self> {
+        frame.family()?.as_any().downcast_ref()
+    }
+
+    /// Whether the parent is a clean-up, in which case its children are clean-ups as well.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.is_kept
+    }
+
+    /// Returns the owner tag of the family's own variables, which replaces an engine's tag. The tag is odd, so no
+    /// engine has it. No other family has it while this one exists; after that, the variables are closed.
+    fn owner(&self) -> usize {
+        std::ptr::from_ref(self).addr() + 1
+    }
+
+    /// Returns the children's group.
+    pub(crate) fn group(&self) -> &Arc<Group> {
+        &self.plan.group
+    }
+
+    /// Returns the priority of children that specify none.
+    pub(crate) fn priority(&self) -> i32 {
+        self.plan.priority
+    }
+
+    /// Returns the deadline of children that specify none.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.plan.deadline
+    }
+
+    /// Begins the push of a child or the creation of a variable. The parent's work does not end before the returned
+    /// value is dropped.
+    fn admit(&self) -> Result<Admitted<'_>, PushError> {
+        self.core.live()?;
+        if self.count.admit() { Ok(Admitted(self)) } else { Err(PushError::ParentEnded) }
+    }
+
+    /// Creates a variable of the family and returns a handle to it.
+    ///
+    /// # Errors
+    /// Returns [`PushError::ParentEnded`] if the parent's work has ended, and [`PushError::Forked`] in a forked child.
+    pub(crate) fn create_var<T: Send + 'static>(&self, value: T) -> Result<NonNull<VarCell>, PushError> {
+        let admitted = match self.admit() {
+            Ok(admitted) => admitted,
+            Err(error) => {
+                // `?` is not used, for the reason given in `Core::push`.
+                drop(value);
+                return Err(error);
+            }
+        };
+        let cell = VarCell::of_family(&self.core, self.owner(), value);
+        // SAFETY: the family takes the only handle; the caller receives a second one.
+        let var = unsafe { OwnedVar::new(cell) };
+        var.cell().add_handle();
+        lock(&self.variables).push(var);
+        drop(admitted);
+        Ok(cell)
+    }
+
+    /// Whether the variable belongs to a family around this one.
+    fn belongs_around(&self, cell: &VarCell) -> bool {
+        let owner = cell.queue().owner();
+        iter::successors(self.within(), |family| family.within()).any(|at| at.owner() == owner)
+    }
+
+    /// Returns the family to which the parent belongs, if it is itself a child.
+    fn within(&self) -> Option<Arc<Self>> {
+        self.plan.within.as_ref()?.upgrade()
+    }
+
+    /// Returns a child's `entries` with each variable replaced by the family's variable that represents it. The
+    /// family's own variables are not replaced.
+    ///
+    /// # Errors
+    /// Returns [`PushError::NotHeld`] if the parent does not declare one of the variables, or only reads one that the
+    /// child mutates. For a variable of another engine or of an unrelated family, returns
+    /// [`PushError::ForeignVariable`] or [`PushError::FamilyVariable`] instead.
+    fn stand_in(
+        &self,
+        entries: &[Entry],
+        name: &Name,
+        location: &'static Location<'static>,
+    ) -> Result<Entries, PushError> {
+        let held = &self.plan.names;
+        let mut stand_ins = lock(&self.stand_ins);
+        let mut replace = |entry: &Entry| {
+            // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
+            let named = unsafe { entry.cell.as_ref() };
+            if named.queue().owner() == self.owner() && !named.queue().is_closed() {
+                return Ok(*entry);
+            }
+            let fits = |&(cell, mode): &(_, Mode)| cell == entry.cell && (mode.is_write() || !entry.mode.is_write());
+            let Some(index) = held.iter().position(fits) else {
+                let owner = named.queue().owner();
+                // This family's variables are not closed yet. A closed variable with the same owner belongs to an
+                // earlier family at the same address.
+                let is_around = || owner != self.owner() && self.belongs_around(named);
+                return Err(if owner == self.core.tag() || is_around() {
+                    PushError::NotHeld(named.refused_access(name, location))
+                } else {
+                    self.core.not_owned(named, name, location)
+                });
+            };
+            let known = stand_ins.iter().find(|(of, _)| *of == index).map(|(_, var)| var.ptr());
+            let cell = known.unwrap_or_else(|| {
+                let var = OwnedVar::standing_for(named);
+                let cell = var.ptr();
+                stand_ins.push((index, var));
+                cell
+            });
+            Ok(Entry { cell, ..*entry })
+        };
+        entries.iter().map(&mut replace).collect()
+    }
+
+    /// Pushes a child.
+    pub(crate) fn push(
+        &self,
+        spec: &Spec,
+        location: &'static Location<'static>,
+        entries: &mut [Entry],
+        mut job: ErasedJob,
+        mut limits: Box<Limits>,
+    ) -> Result<(), PushError> {
+        // SAFETY: the job keeps the state until the operation has started.
+        let place = job.beside().map(|beside| NonNull::from(unsafe { beside.as_ref() }.place()));
+        let mut replaced = || {
+            let admitted = self.admit()?;
+            // A variable that was deleted after the parent's push is not refused, since the deletion is queued behind
+            // the parent.
+            let sorted = sort(entries, &spec.name, location)?;
+            Ok((self.stand_in(sorted, &spec.name, location)?, admitted))
+        };
+        let (mut entries, admitted) = match replaced() {
+            Ok(replaced) => replaced,
+            Err(error) => {
+                // `?` is not used, for the reason given in `Core::push`.
+                drop(job);
+                return Err(error);
+            }
+        };
+        let mutates = entries.iter().any(|entry| entry.mode.is_write());
+        self.count.enter();
+        let Some(share) = self.this.upgrade() else { unreachable!("the caller has a reference") };
+        limits.join_kin(self.group(), share, mutates);
+        job.limit(limits);
+        let entries = sort(&mut entries, &spec.name, location)?;
+        let op = self.core.create(spec, spec.priority, location, entries, job)?;
+        if let Some(children) = &mut *lock(&self.children) {
+            if let Some(place) = place {
+                // SAFETY: the place is valid until the operation has started.
+                unsafe { place.as_ref() }.hold_back(self.identity.task);
+            }
+            children.push(Child { op, place });
+        } else {
+            unreachable!("the parent's work has not ended");
+        }
+        drop(admitted);
+        room::end_push(&self.core);
+        Ok(())
+    }
+
+    /// Records that the parent's function has ended with `result`.
+    pub(crate) fn end_function(&self, result: Result<(), OpError>) {
+        if self.core.is_forked() {
+            // The parent process completes the operation.
+            return mem::forget(result);
+        }
+        self.end_work(result);
+    }
+
+    /// Ends part of the parent's work with `result`. Ending the last part releases the children.
+    fn end_work(&self, result: Result<(), OpError>) {
+        if let Err(failure) = result {
+            let second = lock(&self.own).work.replace(failure);
+            debug_assert!(second.is_none(), "a future that has begun has no other failure");
+        }
+        if self.count.end_part() {
+            self.release();
+        }
+    }
+
+    /// Records that the parent's completion was used or its future has ended, with `result`. `op` is the right to
+    /// complete the parent.
+    pub(crate) fn end_completion(&self, op: OpRef<Task>, result: Result<(), OpError>) {
+        if let Some(limits) = op.task().limits() {
+            // SAFETY: (1): this thread has the right to end the operation.
+            unsafe { limits.set_parent_of(None) };
+        }
+        let before = lock(&self.parent).replace(op);
+        debug_assert!(before.is_none(), "an operation is completed once");
+        if self.is_future.get().is_some() {
+            self.end_work(result);
+        } else {
+            lock(&self.own).completion = result.err();
+        }
+        self.leave();
+    }
+
+    /// Lets the children enter the queues after the parent's work has ended.
+    #[cold]
+    fn release(&self) {
+        let failure = lock(&self.own).work.clone();
+        let stand_ins = lock(&self.stand_ins).iter().map(|(index, var)| (*index, var.ptr())).collect::<Vec<_>>();
+        let variables = lock(&self.variables).iter().map(OwnedVar::ptr).collect::<Vec<_>>();
+        if let Some(failure) = failure {
+            let names = &self.plan.names;
+            let mutated = stand_ins.iter().filter(|(index, _)| names[*index].1.is_write()).map(|(_, cell)| cell);
+            for cell in mutated.chain(&variables) {
+                // SAFETY: the family has a handle to the variable until the family is over, which it is not yet.
+                let fault = unsafe { cell.as_ref() }.fault();
+                // SAFETY: no operation has entered the queue of this variable, and no other thread uses it.
+                let none = unsafe { fault.set_failure(Some(failure.clone())) };
+                debug_assert!(none.is_none(), "the variable is new");
+            }
+        }
+        let children = lock(&self.children).take().unwrap_or_default();
+        // All children are released before the first one may run, since that child may wait for another.
+        for place in children.iter().filter_map(|child| child.place) {
+            // SAFETY: the operation has not started, so the place is valid.
+            unsafe { place.as_ref() }.let_go();
+        }
+        // Without workers, all children enter their queues before the first one runs. With workers, no child runs on
+        // this thread, not even an eager one, since it could wait for a child that is not in a queue yet.
+        let mut ready = ReadyList::default();
+        let has_workers = self.core.has_workers();
+        let mut dispatch = |op: OpRef<Task>| match has_workers {
+            true if op.task().has(flag::EAGER) => self.core.schedule_recorded(op),
+            true => self.core.dispatch(op),
+            false => ready.push(op),
+        };
+        for Child { op, .. } in children {
+            let pushed = self.core.enqueue_with(op, &mut dispatch);
+            debug_assert!(pushed.is_ok(), "a variable of a family is never deleted");
+        }
+        for cell in variables {
+            self.count.enter();
+            let Some(this) = self.this.upgrade() else { unreachable!("the caller has a reference") };
+            // SAFETY: (1): the family has a handle to the variable. (2): every child that declares the variable has
+            // entered the variable's queue, and all other pushes are refused.
+            unsafe { variables::empty_variable(&self.core, cell, KinShare::new(this), &mut dispatch) };
+        }
+        self.leave();
+        // Operations that run inside the next call may wait for the parent, so this thread has already dropped its
+        // share of the family.
+        self.core.dispatch_ready(&mut ready, Epilogue::Nothing);
+    }
+
+    /// Returns a failure of a child that no later child has cleared. If there are several, returns the failure of the
+    /// child pushed first.
+    fn failure_of_children(&self) -> Option<OpError> {
+        let (stand_ins, variables) = (lock(&self.stand_ins), lock(&self.variables));
+        let failures = || {
+            stand_ins.iter().map(|(_, var)| var).chain(&*variables).filter_map(|var| {
+                // SAFETY: every operation on the variable has ended.
+                unsafe { var.cell().fault().failure() }
+            })
+        };
+        let is_left = |failure: &OpError| failures().any(|left| left.ptr_eq(failure));
+        self.plan.group.first_failure(is_left).or_else(|| failures().next())
+    }
+
+    /// Completes the parent.
+    #[cold]
+    fn end(&self) {
+        let Own { work, completion } = mem::take(&mut *lock(&self.own));
+        let (failure, second) = match (work, completion) {
+            (Some(work), second) => (Some(work), second),
+            (None, Some(failure)) => (Some(failure), None),
+            (None, None) => (self.failure_of_children(), None),
+        };
+        // The second failure must not be lost.
+        second.iter().for_each(|second| self.core.record_failure(second));
+        let Some(op) = lock(&self.parent).take() else { return };
+        // The family's variables are dropped before a wait for the parent can return.
+        drop((mem::take(&mut *lock(&self.stand_ins)), mem::take(&mut *lock(&self.variables))));
+        // Ending an asynchronous operation does not touch its job.
+        let function = if op.task().has(flag::ASYNC) { FnState::MayRun } else { FnState::Called };
+        let mut ready = ReadyList::default();
+        let mut epilogue = self.core.complete(op, failure.map_or(Ok(()), Err), function, &mut ready);
+        if let Epilogue::CleanUp(completed) = &mut epilogue {
+            completed.ended.extend(second);
+        }
+        let epilogue = self.core.defer_epilogue(epilogue);
+        self.core.dispatch_ready(&mut ready, epilogue);
+    }
+}
+
+/// An admitted push of a child or creation of a variable, which is a part of the parent's work until this value is
+/// dropped.
+struct Admitted<'f>(&'f Family);
+
+impl Drop for Admitted<'_> {
+    fn drop(&mut self) {
+        if !self.0.core.is_forked() && self.0.count.end_part() {
+            let _running = room::run_without_worker(&self.0.core);
+            self.0.release();
+        }
+    }
+}
+
+impl Kin for Family {
+    fn each_held(&self, look: &mut dyn FnMut(NonNull<()>)) {
+        self.plan.names.iter().for_each(|&(cell, _)| look(VarCell::queue_ptr(cell).cast()));
+        self.within().iter().for_each(|family| family.each_held(look));
+    }
+
+    fn each_parent(&self, look: &mut dyn FnMut(Nested)) {
+        if !self.count.is_over() {
+            look(Nested { op: self.identity.op, depth: 0 });
+        }
+        let mut look = |nested: Nested| look(Nested { depth: nested.depth + 1, ..nested });
+        self.within().iter().for_each(|family| family.each_parent(&mut look));
+    }
+
+    fn known_from(&self) -> Option<*const ()> {
+        None
+    }
+
+    fn holds_back(&self, place: &Place) -> bool {
+        place.is_held_back_by(self.identity.task)
+    }
+
+    fn begin_future(&self) {
+        let _ = self.is_future.set(());
+        let begun = self.count.admit();
+        debug_assert!(begun, "the function of the parent runs");
+    }
+
+    fn leave(&self) {
+        if self.core.is_forked() || !self.count.leave() {
+            return;
+        }
+        match self.this.upgrade() {
+            // Nested families, each with a single child, may end inside one another to a great depth.
+            Some(this) if ready_loop::is_stack_short() => self.core.hand_over(move |_| this.end()),
+            _ => ready_loop::in_place(|| self.end()),
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

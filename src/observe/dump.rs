@@ -1,0 +1,309 @@
+//! Dumps of pending work, taken while the engine runs.
+//!
+//! From an operation's push until shortly before the operation is counted out, the first word of its record contains a
+//! mark of its engine ([`registry`](crate::memory::registry)). The thread taking the dump is pinned, so the records
+//! that it finds are not reused. An operation's task may be dropped in the meantime, but the parts of the record read
+//! here, such as the name and the accesses, remain valid.
+
+use std::{
+    collections::HashMap,
+    ptr::{self, NonNull},
+};
+
+use crate::{
+    device::gpus::FIRST_LANE,
+    engine::core::Core,
+    memory::epoch,
+    notify::{
+        pending::{PendingOps, Ticket},
+        waiters::{Awaits, Goal, OpenScope, WaitingThread, waiters},
+    },
+    observe::record,
+    op::{
+        limits::Limits,
+        task::{Task, flag},
+        variable::VarCell,
+    },
+    scheduler::priority_of,
+    trace::{
+        OpId,
+        dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind},
+        recorder::Recorded,
+    },
+    tracker::{Op, Standing, Successors, each_marked},
+    values::Name,
+    wait::deadlock::{self, keep_incomplete, ticket_in},
+};
+
+/// Returns a dump of what is pending.
+pub(crate) fn take(core: &Core) -> Dump {
+    let mut dump = Dump::default();
+    let Ok(live) = core.live() else { return dump };
+    let running = record::running_ops(core);
+    let pinned = epoch::pin();
+    // The indices of operations, by record and by task; the task identifies an operation to waiters.
+    let (mut by_record, mut by_task) = (HashMap::new(), HashMap::new());
+    // Pairs of an operation's record and the index of an operation for which this operation waits.
+    let mut before = Vec::new();
+    // The records of the operations, and the indices of the variables by address.
+    let (mut records, mut variables) = (Vec::new(), HashMap::new());
+    // The sleeping threads are listed before the operations. Any operation that one of these threads still awaits
+    // afterwards is therefore found to be pending.
+    let (mut threads, mut scopes) =
+        (waiters().of_engine(deadlock::engine(core)), waiters().scopes(deadlock::engine(core)));
+    let inside = threads.iter_mut().map(|thread| &mut thread.ops);
+    for ops in inside.chain(scopes.iter_mut().map(|scope| &mut scope.around)) {
+        // SAFETY: (1): this thread is pinned. (2): the functions of these operations had not returned when they
+        // were listed, so no record is reused before this thread is unpinned.
+        unsafe { keep_incomplete(ops) };
+    }
+    let mut successors = Successors::new(&pinned);
+    let marks = [core.mark(), core.started_mark()];
+    let look = |op: &Op<Task>, mark: *mut ()| {
+        let index = dump.ops.len();
+        by_record.insert(NonNull::from(op).cast::<()>(), index);
+        by_task.insert(op.shared_task_ptr().cast::<()>().cast_mut(), index);
+        for access in op.accesses() {
+            successors.each(access, |later| before.push((NonNull::from(later).cast::<()>(), index)));
+        }
+        records.push(NonNull::from(op));
+        let described = describe(core, op, mark == core.started_mark(), &running);
+        note_accesses(op, index, &mut dump.variables, &mut variables);
+        dump.ops.push(described);
+    };
+    // SAFETY: (1): only pushes and the functions that start operations set these marks, on records whose tasks are
+    // filled.
+    unsafe { each_marked(&pinned, marks, look) };
+    for (later, earlier) in before {
+        if let Some(&later) = by_record.get(&later) {
+            dump.ops[later].waits_for.push(earlier);
+        }
+    }
+    let members = Members::of(records);
+    for (child, parent) in members.parents() {
+        if let Some(parent) = by_record.get(&parent).map(|&parent| &mut dump.ops[parent]) {
+            parent.waits_for.push(child);
+            // A child is marked when it enters its queues, which it does only after its parent's work has ended.
+            parent.state = OpState::WaitingForChildren;
+        }
+    }
+    for OpenScope { around, count, .. } in scopes {
+        if let Some(&op) = around.iter().find_map(|around| by_record.get(&around.op)) {
+            let inside = members.in_count(count.as_ptr()).filter(|member| member.is_innermost);
+            dump.ops[op].waits_for.extend(inside.map(|member| member.index));
+        }
+    }
+    let mut targets = HashMap::new();
+    waiters().each_goal(deadlock::engine(core), |number, is_inside, goal| {
+        let covered = |index: &usize| goal.covers(|pending| members.ticket_in(*index, pending));
+        let found: Vec<usize> = match goal {
+            Goal::Op { task, .. } => by_task.get(&task.as_ptr()).copied().into_iter().collect(),
+            // A thread outside operations delays no operation.
+            Goal::Counted(pending, _) if ptr::eq(*pending, &raw const core.pending) => {
+                (0..members.records.len()).filter(|_| is_inside).filter(covered).collect()
+            }
+            Goal::Counted(pending, _) => {
+                members.in_count(*pending).map(|member| member.index).filter(covered).collect()
+            }
+        };
+        if !found.is_empty() || !matches!(goal, Goal::Op { .. }) {
+            targets.insert(number, found);
+        }
+    });
+    for thread in threads {
+        match targets.remove(&thread.number) {
+            // The wait is over by now.
+            None if thread.has_goal => {}
+            targets => dump.add_waiting(&thread, targets.unwrap_or_default(), |op| by_record.get(op).copied()),
+        }
+    }
+    for op in &mut dump.ops {
+        op.waits_for.sort_unstable();
+        op.waits_for.dedup();
+    }
+    dump.unlisted = live.pending().saturating_sub(dump.ops.len() as u64);
+    dump
+}
+
+fn describe(core: &Core, op: &Op<Task>, has_started: bool, running: &HashMap<OpId, String>) -> PendingOp {
+    let task = op.task();
+    let standings: Vec<Standing> = op.accesses().iter().map(|access| access.standing()).collect();
+    let state = if !standings.is_empty() && standings.iter().all(|&standing| standing == Standing::Done) {
+        OpState::Ending
+    } else if has_started {
+        OpState::Running
+    } else if standings.contains(&Standing::Waits) {
+        OpState::Waiting
+    } else {
+        OpState::Ready
+    };
+    // A variable that the operation has released may have been freed before this thread was pinned.
+    let in_use = op.accesses().iter().zip(&standings).filter(|&(_, &standing)| standing != Standing::Done);
+    let accesses = in_use.map(|(access, &standing)| PendingAccess {
+        variable: name_of(VarCell::of(access)),
+        mode: access.mode().into(),
+        waits: standing == Standing::Waits,
+    });
+    PendingOp {
+        id: task.op_id(),
+        name: task.name().clone(),
+        location: task.location(),
+        state,
+        device: core.gpus.device_of(task.lane),
+        lane: lane_name(core, task.lane),
+        place: task.op_id().and_then(|id| running.get(&id)).cloned(),
+        age: task.op_id().and_then(|id| record::age_of(core, id)),
+        priority: priority_of(op.band),
+        asynchronous: task.has(flag::ASYNC),
+        internal: task.has(flag::INTERNAL),
+        accesses: accesses.collect(),
+        waits_for: Vec::new(),
+    }
+}
+
+/// Returns, for each lane of workers, the number of ready operations that have not started.
+pub(super) fn ready_ops(core: &Core) -> Vec<usize> {
+    let mut ready = vec![0; core.threads.lanes().len()];
+    let pinned = epoch::pin();
+    let look = |op: &Op<Task>, _: *mut ()| {
+        let waits = op.accesses().iter().any(|access| access.standing() != Standing::Holds);
+        if let Some(ready) = ready.get_mut(usize::from(op.task().lane)).filter(|_| !waits) {
+            *ready += 1;
+        }
+    };
+    // SAFETY: (1): only pushes set this mark, on records whose tasks are filled.
+    unsafe { each_marked(&pinned, [core.mark(), core.mark()], look) };
+    ready
+}
+
+/// Returns the name of a lane.
+pub(crate) fn lane_name(core: &Core, lane: u8) -> String {
+    match lane.checked_sub(FIRST_LANE).and_then(|lane| core.gpus.lanes().get(usize::from(lane))) {
+        Some(lane) => format!("gpu({}) {}", lane.gpu, lane.lane.name()),
+        None => core.threads.lanes().get(usize::from(lane)).map_or("none", |lane| lane.name()).to_owned(),
+    }
+}
+
+impl Recorded for Core {
+    fn each_pending(&self, found: &mut dyn FnMut(OpId)) {
+        if self.is_forked() {
+            return;
+        }
+        let pinned = epoch::pin();
+        let look = |op: &Op<Task>, _: *mut ()| op.task().op_id().into_iter().for_each(&mut *found);
+        // SAFETY: (1): only pushes and the functions that start operations set these marks, on records whose tasks are
+        // filled.
+        unsafe { each_marked(&pinned, [self.mark(), self.started_mark()], look) };
+    }
+}
+
+/// Returns the name of a variable, or its number if it has none.
+fn name_of(cell: &VarCell) -> String {
+    cell.name().map_or_else(|| format!("#{}", cell.queue().id()), Name::to_string)
+}
+
+/// Adds the operation at `index` to the holders or the waiters of each of its variables. `known` maps the addresses of
+/// variables to their indices.
+fn note_accesses(op: &Op<Task>, index: usize, variables: &mut Vec<PendingVar>, known: &mut HashMap<usize, usize>) {
+    for access in op.accesses() {
+        let standing = access.standing();
+        // A variable that the operation has released may have been freed before this thread was pinned.
+        if standing == Standing::Done {
+            continue;
+        }
+        let cell = VarCell::of(access);
+        let place = *known.entry(ptr::from_ref(cell).addr()).or_insert_with(|| {
+            variables.push(PendingVar { name: name_of(cell), held_by: Vec::new(), awaited_by: Vec::new() });
+            variables.len() - 1
+        });
+        let PendingVar { held_by, awaited_by, .. } = &mut variables[place];
+        if standing == Standing::Holds { held_by } else { awaited_by }.push(index);
+    }
+}
+
+/// The operations found, and their groups.
+struct Members {
+    records: Vec<NonNull<Op<Task>>>,
+    by_count: HashMap<*const PendingOps, Vec<Member>>,
+}
+
+/// A member of a group.
+#[derive(Clone, Copy)]
+struct Member {
+    /// The index of the member in the dump.
+    index: usize,
+    /// Whether the member belongs to the group itself rather than to a group inside it.
+    is_innermost: bool,
+}
+
+impl Members {
+    /// Looks up the groups of the operations in `records`, whose marks were found after this thread was pinned. The
+    /// result must not be used after the thread is unpinned.
+    fn of(records: Vec<NonNull<Op<Task>>>) -> Self {
+        let mut members = Self { records, by_count: HashMap::new() };
+        for (index, record) in members.records.iter().enumerate() {
+            // SAFETY: the record was found marked after this thread was pinned, so it is not reused.
+            let op = unsafe { record.as_ref() };
+            // SAFETY: (1): the operation was pending when it was found marked.
+            for (depth, count) in op.task().limits().into_iter().flat_map(Limits::counts).enumerate() {
+                members.by_count.entry(count).or_default().push(Member { index, is_innermost: depth == 0 });
+            }
+        }
+        members
+    }
+
+    /// Returns the children among the operations, each with its parent's record.
+    fn parents(&self) -> impl Iterator<Item = (usize, NonNull<()>)> {
+        self.records.iter().enumerate().filter_map(|(index, record)| {
+            // SAFETY: see `of`: the record is not reused.
+            let op = unsafe { record.as_ref() };
+            // SAFETY: (1): the operation was pending when it was found marked.
+            Some((index, op.task().limits()?.parent()?))
+        })
+    }
+
+    /// Returns the members of the group with this count and of the groups inside it.
+    fn in_count(&self, count: *const PendingOps) -> impl Iterator<Item = Member> {
+        self.by_count.get(&count).into_iter().flatten().copied()
+    }
+
+    /// Returns the ticket in `pending` of the operation at `index`.
+    fn ticket_in(&self, index: usize, pending: &PendingOps) -> Option<Ticket> {
+        // SAFETY: see `of`: the record is not reused.
+        let op = unsafe { self.records[index].as_ref() };
+        // SAFETY: (1): the operation was pending when it was found marked.
+        unsafe { ticket_in(op, pending) }
+    }
+}
+
+impl Dump {
+    /// Adds a thread that waits for `targets`. `find` maps an operation's record to its index.
+    fn add_waiting(
+        &mut self,
+        waiting: &WaitingThread,
+        targets: Vec<usize>,
+        find: impl Fn(&NonNull<()>) -> Option<usize>,
+    ) {
+        let mut inside: Vec<usize> = waiting.ops.iter().map(|around| &around.op).filter_map(find).collect();
+        inside.sort_unstable();
+        inside.dedup();
+        for &op in &inside {
+            self.ops[op].waits_for.extend(targets.iter().filter(|&&target| target != op));
+            self.ops[op].state = OpState::WaitingInside;
+        }
+        self.waits.push(ThreadWait {
+            number: waiting.number,
+            thread: waiting.thread.name().map_or_else(|| format!("{:?}", waiting.thread.id()), str::to_owned),
+            kind: match waiting.awaits {
+                Awaits::All => WaitKind::All,
+                Awaits::Group => WaitKind::Group,
+                Awaits::Scope => WaitKind::Scope,
+                Awaits::Room => WaitKind::Room,
+                Awaits::Operation => WaitKind::Operation,
+            },
+            time: waiting.time,
+            inside,
+            waits_for: targets,
+        });
+    }
+}

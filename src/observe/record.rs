@@ -1,0 +1,428 @@
+//! Reports the events of operations to the [recorder](crate::trace::recorder) and to observers.
+//!
+//! An engine with a [`Recording`] sets a flag on its operations. A run tests this flag together with the flags of
+//! operations that are not plain, unless the worker's main loop records plain operations itself ([`RunRecording`]). On
+//! an engine without a `Recording`, the cost is little more than one test per push.
+
+use std::{collections::HashMap, io, panic::Location, sync::Arc, thread, time::Duration};
+
+use raddle_trace::recording::{AccessWord, EngineInfo, PushHead, Short};
+
+use crate::{
+    context::worker_thread::{self, Runner, WorkerThread},
+    device::gpus::FIRST_LANE,
+    engine::core::{Core, Live},
+    memory::epoch,
+    observe::{dump, recording::Recording, watch},
+    op::{
+        ending::FnState,
+        spec::Entry,
+        task::{Task, flag},
+        variable::VarCell,
+    },
+    scheduler::{DEFAULT_BAND, priority_of},
+    trace::{
+        AccessMode, OpId, Outcome, Place, VarId,
+        observer::{Details, ObservedAccess, ObservedOp, Observer},
+        recorder::Recorder,
+        stats::{LaneStats, Stats, WorkerStats},
+        watchdog::Watchdog,
+    },
+    tracker::{Access, Mode, Op, OpRef, Standing},
+    values::Name,
+};
+
+impl Core {
+    /// Records the name of a variable.
+    pub(crate) fn record_name(&self, variable: u64, name: &Name) {
+        if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {
+            recording.recorder.name_variable(VarId::new(recording.engine, variable), name.clone());
+        }
+    }
+
+    /// Records that the function on this thread is handing over its worker.
+    pub(crate) fn record_wait(&self) {
+        if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {
+            recording.recorder.note(OpId(0), Short::Waits);
+        }
+    }
+
+    /// Records that the function on this thread, which has handed over its worker, continues.
+    pub(crate) fn record_return_to_work(&self) {
+        if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {
+            recording.recorder.note(OpId(0), Short::GoesOn(place(self, recording, 0)));
+        }
+    }
+}
+
+/// Adds this engine to its recorder, if events are recorded.
+pub(crate) fn introduce(core: &Arc<Core>) {
+    let Some(recording) = core.recording().filter(|recording| recording.is_kept) else { return };
+    let gpu_lanes = core.gpus.lanes().iter().map(|lane| format!("gpu({}) {}", lane.gpu, lane.lane.name())).collect();
+    let info = EngineInfo {
+        number: recording.engine,
+        lanes: core.threads.lanes().iter().map(|lane| lane.name()).collect(),
+        gpu_lanes,
+        first_gpu_lane: FIRST_LANE,
+    };
+    let this = Arc::downgrade(core);
+    recording.recorder.add_engine(info, this);
+}
+
+/// Starts a watchdog for this engine.
+pub(crate) fn watch(core: &Arc<Core>, watchdog: Watchdog) -> io::Result<()> {
+    let stop = watch::begin(core, watchdog)?;
+    core.recording().into_iter().for_each(|recording| recording.watch_until_end(stop.clone()));
+    Ok(())
+}
+
+/// Returns the operations whose functions are running, each with the place where it runs. The map is empty if
+/// events are not recorded or if this is a forked child.
+pub(crate) fn running_ops(core: &Core) -> HashMap<OpId, String> {
+    let recording = core.recording().filter(|recording| recording.is_kept);
+    recording.map(|recording| recording.recorder.running()).unwrap_or_default()
+}
+
+/// Returns the time since an operation was pushed. Returns `None` if the engine has no [`Recording`] or if this is
+/// a forked child.
+pub(super) fn age_of(core: &Core, op: OpId) -> Option<Duration> {
+    core.recording().map(|recording| recording.recorder.age(op))
+}
+
+/// Returns the engine's statistics. In a forked child, returns only what can be read without a lock.
+pub(crate) fn stats(core: &Core) -> Stats {
+    let live = core.live();
+    let ready = live.map_or_else(|_| vec![0; core.threads.lanes().len()], |_| dump::ready_ops(core));
+    let lanes: Vec<LaneStats> = core
+        .threads
+        .lanes()
+        .iter()
+        .zip(ready)
+        .map(|(lane, ready)| LaneStats {
+            name: lane.name().to_owned(),
+            ready,
+            wakes: lane.sleep().wakes(),
+            workers: lane
+                .activities()
+                .zip(lane.queued())
+                .map(|(done, queued)| WorkerStats {
+                    queued,
+                    steals: done.steals.get(),
+                    helped: done.helped.get(),
+                    parks: done.parks.get(),
+                })
+                .collect(),
+        })
+        .collect();
+    let recording = core.recording().filter(|recording| recording.is_kept);
+    let operations = recording.map(|recording| recording.recorder.stats());
+    let (operations, lost) = operations.unwrap_or_default();
+    let (ended, pending) = live.map(Live::totals).unwrap_or_default();
+    let helped = core.helped.get() + lanes.iter().flat_map(|lane| &lane.workers).map(|one| one.helped).sum::<u64>();
+    Stats { pushed: ended + pending, ended, pending, helped, lanes, operations, lost }
+}
+
+/// [`push`] for an operation without properties except a name, on an engine that [only
+/// records](Core::only_records).
+#[inline(never)]
+pub(crate) fn plain_push<const N: usize>(
+    core: &Core,
+    op: &OpRef<Task>,
+    name: &'static str,
+    location: &'static Location<'static>,
+    entries: &[Entry; N],
+) {
+    let Some(recording) = core.recording() else { return };
+    let engine = recording.engine;
+    let accesses = std::array::from_fn::<_, N, _>(|at| {
+        // SAFETY: the creator of the entries keeps handles to their variables until the push returns.
+        let queue = unsafe { entries[at].cell.as_ref() }.queue();
+        AccessWord::new(VarId::new(engine, queue.id()), entries[at].mode.into())
+    });
+    let head = PushHead { location, priority: DEFAULT_BAND, engine, lane: 0, internal: false };
+    let id = recording.recorder.push_few(&head, name, accesses);
+    // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call.
+    unsafe { Task::set_recorded(op.task_ptr(), id) };
+}
+
+/// Records that `op` is about to be pushed and assigns its number.
+#[cold]
+pub(crate) fn push(core: &Core, op: &OpRef<Task>) {
+    let Some(recording) = core.recording() else { return };
+    let task = op.task();
+    let id = if recording.is_kept {
+        let head = PushHead {
+            location: task.location(),
+            priority: op.band,
+            engine: recording.engine,
+            lane: task.lane,
+            internal: task.has(flag::INTERNAL),
+        };
+        let accesses =
+            op.accesses().iter().map(|access| AccessWord::new(recording.id_of(access), access.mode().into()));
+        recording.recorder.push(&head, task.name(), accesses)
+    } else {
+        recording.recorder.next_op()
+    };
+    // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call.
+    unsafe { Task::set_recorded(op.task_ptr(), id) };
+    tell(core, recording, op, id, |observer, op| observer.pushed(op));
+}
+
+/// Records that the last event on this thread made `op` ready.
+#[inline]
+pub(crate) fn ready(core: &Core, op: &Op<Task>) {
+    if let (Some(id), Some(recording)) = (op.task().op_id(), core.recording()) {
+        if recording.is_kept {
+            recording.recorder.note_with_last(id, Short::Ready);
+        }
+        tell(core, recording, op, id, |observer, op| observer.ready(op));
+    }
+}
+
+/// Notifies the observers that `op` was ready when it was pushed. A trace needs no such event: an operation without
+/// a [`Short::Ready`] was ready when pushed.
+#[inline(always)]
+pub(crate) fn observe_ready(core: &Core, op: &Op<Task>) {
+    if op.task().has(flag::RECORDED) {
+        tell_ready(core, op);
+    }
+}
+
+#[inline(never)]
+fn tell_ready(core: &Core, op: &Op<Task>) {
+    if let (Some(id), Some(recording)) = (op.task().op_id(), core.recording()) {
+        tell(core, recording, op, id, |observer, op| observer.ready(op));
+    }
+}
+
+/// Records that the function of `op` is about to be called.
+#[inline(always)]
+pub(crate) fn start(core: &Core, op: &Op<Task>) {
+    if op.task().has(flag::RECORDED) {
+        tell_start(core, op);
+    }
+}
+
+#[inline(never)]
+fn tell_start(core: &Core, op: &Op<Task>) {
+    if let (Some(id), Some(recording)) = (op.task().op_id(), core.recording()) {
+        if recording.is_kept {
+            recording.recorder.start(id, place(core, recording, op.task().lane).to_word());
+        }
+        tell(core, recording, op, id, |observer, op| observer.started(op));
+    }
+}
+
+/// Records that the function of `op` has returned. Called only if the return does not end the operation.
+#[inline]
+pub(crate) fn returned(core: &Core, op: &Op<Task>) {
+    if let (Some(id), Some(recording)) = (op.task().op_id(), core.recording()) {
+        if recording.is_kept {
+            recording.recorder.note(id, Short::Returned);
+        }
+        tell(core, recording, op, id, |observer, op| observer.returned(op));
+    }
+}
+
+/// Records that `op` is ending. Called before `op` is complete.
+#[inline(always)]
+pub(crate) fn end(core: &Core, op: &Op<Task>, outcome: Outcome, function: FnState) {
+    if op.task().has(flag::RECORDED) {
+        tell_end(core, op, outcome, function);
+    }
+}
+
+#[inline(never)]
+fn tell_end(core: &Core, op: &Op<Task>, outcome: Outcome, function: FnState) {
+    if let (Some(id), Some(recording)) = (op.task().op_id(), core.recording()) {
+        if recording.is_kept {
+            match function {
+                FnState::MayRun => recording.recorder.end_early(id, outcome),
+                FnState::Called | FnState::NotCalled => recording.recorder.end(id, outcome),
+            }
+        }
+        tell(core, recording, op, id, |observer, op| observer.ended(op, outcome));
+    }
+}
+
+/// Reports an event of `op` to the observers.
+#[inline]
+fn tell(core: &Core, recording: &Recording, op: &Op<Task>, id: OpId, tell: impl Fn(&dyn Observer, &ObservedOp<'_>)) {
+    if recording.is_observed() {
+        let task = op.task();
+        let observed = ObservedOp {
+            id,
+            name: task.name().as_str(),
+            location: task.location(),
+            internal: task.has(flag::INTERNAL),
+            priority: priority_of(op.band),
+            device: core.gpus.device_of(task.lane),
+            recorder: &recording.recorder,
+            details: &Observed { core, recording, op },
+        };
+        recording.tell(&observed, tell);
+    }
+}
+
+/// Returns what the main loop of `thread`, which is this thread, records of plain operations, if it records them.
+pub(crate) fn of_loop<'r>(core: &'r Core, thread: &'r WorkerThread) -> Option<PlainRecording<'r>> {
+    let recording = core.recording().filter(|_| core.only_records)?;
+    Some(PlainRecording { recorder: &recording.recorder, engine: recording.engine, thread })
+}
+
+/// Returns the place where this thread runs operations of `lane`.
+#[inline]
+fn place(core: &Core, recording: &Recording, lane: u8) -> Place {
+    match worker_thread::runner_of(core) {
+        Runner::Worker(lane, worker) => Place::Worker { engine: recording.engine, lane, worker: worker as u16 },
+        Runner::Device if lane >= FIRST_LANE => Place::Gpu { engine: recording.engine, lane },
+        Runner::Device | Runner::Other => Place::Thread(recording.recorder.thread()),
+    }
+}
+
+/// What is recorded of a plain operation while it runs.
+pub(crate) trait RunRecording {
+    /// Returns the flags of operations that this does not record although they are recorded.
+    fn unrecorded(&self) -> u16;
+    /// Records that the function of `op` is about to be called.
+    fn start(&self, op: &Op<Task>);
+    /// Records that `op` has succeeded and is ending.
+    fn end(&self, op: &Op<Task>);
+    /// Records that the last event on this thread made `op` ready.
+    fn ready(&self, op: &Op<Task>);
+}
+
+/// The [`RunRecording`] that records nothing.
+pub(crate) struct NoRecording;
+
+impl RunRecording for NoRecording {
+    #[inline(always)]
+    fn unrecorded(&self) -> u16 {
+        flag::RECORDED
+    }
+
+    #[inline(always)]
+    fn start(&self, _: &Op<Task>) {}
+
+    #[inline(always)]
+    fn end(&self, _: &Op<Task>) {}
+
+    #[inline(always)]
+    fn ready(&self, _: &Op<Task>) {}
+}
+
+/// The [`RunRecording`] of an engine that only records, on a thread that runs the engine's workers.
+///
+/// It does not ask whether this is a forked child, since it takes no lock: the thread has a ring from its first event
+/// on, and records the start of an operation before a function can fork.
+pub(crate) struct PlainRecording<'r> {
+    recorder: &'r Recorder,
+    engine: u16,
+    thread: &'r WorkerThread,
+}
+
+impl RunRecording for PlainRecording<'_> {
+    #[inline(always)]
+    fn unrecorded(&self) -> u16 {
+        0
+    }
+
+    #[inline(always)]
+    fn start(&self, op: &Op<Task>) {
+        if let Some(id) = op.task().op_id() {
+            // A function that has handed over its worker may have received another one.
+            self.recorder.start(id, self.thread.place(self.engine).to_word());
+        }
+    }
+
+    #[inline(always)]
+    fn end(&self, op: &Op<Task>) {
+        if let Some(id) = op.task().op_id() {
+            self.recorder.end(id, Outcome::Succeeded);
+        }
+    }
+
+    #[inline(always)]
+    fn ready(&self, op: &Op<Task>) {
+        if let Some(id) = op.task().op_id() {
+            self.recorder.note_with_last(id, Short::Ready);
+        }
+    }
+}
+
+/// The [`RunRecording`] of any engine with a recording, on any thread.
+pub(crate) struct FullRecording<'c>(pub(crate) &'c Core);
+
+impl RunRecording for FullRecording<'_> {
+    fn unrecorded(&self) -> u16 {
+        0
+    }
+
+    fn start(&self, op: &Op<Task>) {
+        start(self.0, op);
+    }
+
+    fn end(&self, op: &Op<Task>) {
+        end(self.0, op, Outcome::Succeeded, FnState::Called);
+    }
+
+    fn ready(&self, op: &Op<Task>) {
+        ready(self.0, op);
+    }
+}
+
+impl Recording {
+    /// Returns the identity of the variable of an unreleased access.
+    fn id_of(&self, access: &Access<Task>) -> VarId {
+        VarId::new(self.engine, VarCell::of(access).queue().id())
+    }
+}
+
+impl From<Mode> for AccessMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Write => Self::Write,
+            Mode::Overwrite => Self::Overwrite,
+            Mode::Read | Mode::Await => Self::Read,
+        }
+    }
+}
+
+/// An operation reported to observers.
+struct Observed<'a> {
+    core: &'a Core,
+    recording: &'a Recording,
+    op: &'a Op<Task>,
+}
+
+impl Details for Observed<'_> {
+    fn lane(&self) -> String {
+        dump::lane_name(self.core, self.op.task().lane)
+    }
+
+    fn place(&self) -> Place {
+        place(self.core, self.recording, self.op.task().lane)
+    }
+
+    fn place_name(&self) -> String {
+        match self.place() {
+            Place::Worker { lane, worker, .. } => format!("{} {worker}", dump::lane_name(self.core, lane)),
+            Place::Gpu { lane, .. } => dump::lane_name(self.core, lane),
+            Place::Thread(_) => thread::current().name().unwrap_or_default().to_owned(),
+        }
+    }
+
+    fn accesses(&self) -> Vec<ObservedAccess> {
+        // Variables that the operation has already released may have been freed before this thread was pinned. Those
+        // released from now on remain valid while the thread is pinned.
+        let _pinned = epoch::pin();
+        let held = self.op.accesses().iter().filter(|access| access.standing() != Standing::Done);
+        let describe = |access: &Access<Task>| ObservedAccess {
+            variable: self.recording.id_of(access),
+            name: VarCell::of(access).name().cloned().unwrap_or(Name::EMPTY),
+            mode: access.mode().into(),
+        };
+        held.map(describe).collect()
+    }
+}

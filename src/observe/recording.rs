@@ -1,0 +1,107 @@
+//! `Recording`: the recorder, the observers, the profile and the watchdog of an engine.
+
+use std::{cell::Cell, io, path::Path, sync::Arc};
+
+use crate::{
+    op::no_wait::{self, NoWait},
+    sync::{Mutex, lock, mpsc, thread_static},
+    system::panics,
+    trace::{
+        observer::{ObservedOp, Observer},
+        profile::Profile,
+        recorder::Recorder,
+    },
+};
+
+/// The recorder, the observers, the profile and the watchdog of an engine.
+pub(crate) struct Recording {
+    pub(crate) recorder: Recorder,
+    /// Whether events are recorded, for traces or for a profile.
+    pub(crate) is_kept: bool,
+    observers: Vec<Arc<dyn Observer>>,
+    profile: Option<Profile>,
+    /// The watchdog stops when this sender is dropped.
+    watchdog: Mutex<Option<mpsc::Sender<()>>>,
+    /// The number of the engine.
+    pub(crate) engine: u16,
+}
+
+/// The size of each ring in bytes when only a profile is written. Not tuned: several times the amount that a thread
+/// records between two reads.
+const PROFILED_BYTES: usize = 8 << 20;
+
+// Whether an observer is running on this thread.
+thread_static!(static OBSERVING: Cell<bool> = Cell::new(false));
+
+/// Whether an observer is running on this thread.
+pub(crate) fn is_observing() -> bool {
+    OBSERVING.with(Cell::get)
+}
+
+impl Recording {
+    /// Returns the recording of an engine that has a `recorder`, `observers` or a profile path, or whose operations
+    /// need numbers for another purpose. Returns `None` for any other engine. `spawn` starts the profile's thread.
+    pub(crate) fn new(
+        recorder: Option<Recorder>,
+        observers: Vec<Arc<dyn Observer>>,
+        profile: Option<&Path>,
+        needs_numbers: bool,
+        engine: u64,
+        spawn: impl FnOnce(String, Box<dyn FnOnce() + Send>) -> io::Result<()>,
+    ) -> io::Result<Option<Box<Self>>> {
+        if recorder.is_none() && observers.is_empty() && profile.is_none() && !needs_numbers {
+            return Ok(None);
+        }
+        let is_kept = recorder.is_some() || profile.is_some();
+        recorder.iter().for_each(Recorder::keep);
+        // Numbers repeat after 65,535 engines in a process. No recorder is expected to serve that many engines at a
+        // time.
+        let engine = (engine.saturating_sub(1) % u64::from(u16::MAX) + 1) as u16;
+        // If the program has set no recorder, an internal one numbers the operations and, if there is a profile,
+        // records their events.
+        let recorder = recorder.unwrap_or_else(|| {
+            if is_kept { Recorder::with_capacity(PROFILED_BYTES) } else { Recorder::with_capacity(0) }
+        });
+        let profile = profile.map(|path| Profile::begin(&recorder, path, spawn)).transpose()?;
+        Ok(Some(Box::new(Self { recorder, is_kept, observers, profile, watchdog: Mutex::new(None), engine })))
+    }
+
+    /// Keeps `stop`, whose drop stops the watchdog, until the engine ends.
+    pub(super) fn watch_until_end(&self, stop: mpsc::Sender<()>) {
+        *lock(&self.watchdog) = Some(stop);
+    }
+
+    /// Stops the watchdog and lets the profile's thread write the rest of the profile.
+    pub(crate) fn end(&self) {
+        drop(lock(&self.watchdog).take());
+        self.profile.iter().for_each(Profile::end);
+    }
+
+    /// Whether events are recorded, and no observer is notified.
+    pub(crate) fn only_records(&self) -> bool {
+        self.is_kept && !self.is_observed()
+    }
+
+    pub(crate) fn is_observed(&self) -> bool {
+        !self.observers.is_empty()
+    }
+
+    /// Calls `tell` with each observer. Events caused by an observer on this thread are not reported.
+    pub(crate) fn tell(&self, observed: &ObservedOp<'_>, tell: impl Fn(&dyn Observer, &ObservedOp<'_>)) {
+        if !self.is_observed() || OBSERVING.with(|observing| observing.replace(true)) {
+            return;
+        }
+        for observer in &self.observers {
+            let told = panics::catch(|| no_wait::without_waits(NoWait::Observer, || tell(&**observer, observed)));
+            if let Err(payload) = told {
+                let (message, payload) = panics::message(payload);
+                let message = message.as_deref().unwrap_or("its payload is not a string");
+                // The logger is program code and must neither wait nor push here.
+                let log = || panics::log!(Error, "raddle: an observer panicked: {message}");
+                let logged = panics::catch(|| no_wait::without_waits(NoWait::Observer, log)).err();
+                payload.into_iter().chain(logged).for_each(panics::discard);
+            }
+        }
+        OBSERVING.with(|observing| observing.set(false));
+    }
+}

@@ -1,0 +1,381 @@
+//! Variables: the cells to which handles refer, and references to cells that a handle keeps alive.
+//!
+//! # States
+//!
+//! 1. *Open*: operations can be pushed. The variable has handles.
+//! 2. *Closed*: the variable was deleted, its last handle was dropped, or its family or scope is ending. The queue
+//!    accepts only those of the engine's own operations that drop the value, free the cell, or wait for the variable.
+//! 3. *Empty* ([`VarCell::empty`]): the value was dropped.
+//! 4. *Freed* ([`VarCell::free`]): the last operation on it has completed. Pinned threads may still read the queue and
+//!    the name; the memory is freed once they are unpinned.
+//!
+//! # Who may touch what
+//!
+//! * The queue: any thread, as the tracker permits.
+//! * `handles`: the owners of handles.
+//! * The value: operations that hold the variable, as their accesses permit.
+//! * `version`: stored by operations that hold the variable for writing, and by GPU lanes; read by any thread.
+//! * `emptied`: operations that hold the variable for writing; a hint for all others.
+//! * `name`: set once, by any owner of a handle; read by any thread.
+//! * `fault` and `waits`: see [`Fault`] and [`Waits`].
+//!
+//! # Edges
+//!
+//! [`version`](crate::sync::edge::version), [`handles`](crate::sync::edge::handles).
+
+use std::{
+    alloc::Layout,
+    any::type_name,
+    marker::PhantomData,
+    mem::ManuallyDrop,
+    panic::Location,
+    ptr::NonNull,
+    sync::{Arc, OnceLock},
+};
+
+use crate::{
+    engine::core::Core,
+    error::{deadlock::Awaited, op::OpError, push::RefusedAccess},
+    op::{fault::Fault, task::Task, waits::Waits},
+    sync::{
+        Ordering::Relaxed,
+        atomic::{AtomicBool, AtomicU64},
+        cell::UnsafeCell,
+        edge::{self, acquire, acquire_all, release},
+    },
+    tracker::{Access, VarQueue},
+    values::Name,
+};
+
+/// One variable. Its queue decides which operations may use the other fields. The fields used by pushes share no cache
+/// line with those written by workers.
+#[repr(C)]
+pub(crate) struct VarCell {
+    queue: VarQueue<Task>,
+    core: ManuallyDrop<Arc<Core>>,
+    /// The number of handles. It has 64 bits on every platform, so it cannot wrap even if handles are leaked.
+    handles: AtomicU64,
+    value: &'static ValueInfo,
+    name: OnceLock<Name>,
+    waits: Waits,
+    state: State,
+}
+
+// The cell occupies three cache lines: a fourth would cause more cache misses in programs with many variables.
+#[cfg(all(target_os = "linux", target_pointer_width = "64", not(any(raddle_loom, raddle_shuttle))))]
+const _: () = assert!(size_of::<VarCell>() == 192);
+
+/// The fields that operations change when they complete or are issued on a device.
+#[repr(align(64))]
+struct State {
+    /// The number of successful mutations.
+    version: AtomicU64,
+    /// The state that an operation must check before it runs.
+    fault: Fault<OpError>,
+    /// Whether the value was dropped.
+    emptied: AtomicBool,
+}
+
+/// A variable and its value.
+#[repr(C)]
+struct TypedCell<T> {
+    cell: VarCell,
+    value: UnsafeCell<ManuallyDrop<T>>,
+}
+
+/// The memory that holds a variable's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ValueMemory {
+    /// In host memory. A CPU operation may use the value only once all earlier device operations on the variable are
+    /// complete.
+    Host,
+    /// Elsewhere, or nowhere: the cell contains only a handle to the value, or there is no value.
+    Elsewhere,
+}
+
+/// The facts about the value that untyped code needs.
+struct ValueInfo {
+    layout: Layout,
+    needs_drop: bool,
+    memory: ValueMemory,
+    type_name: fn() -> &'static str,
+    /// # Safety
+    /// 1. The cell was made with this info, and the caller holds the variable for writing.
+    /// 2. This is called once.
+    drop_value: unsafe fn(NonNull<VarCell>),
+}
+
+// SAFETY: the value is used only by operations that hold the variable, in the tracker's order, and the failure is used
+// as `Fault` requires. The constructor requires `T: Send`, and shared reads require `T: Sync`.
+unsafe impl Send for VarCell {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for VarCell {}
+
+impl ValueInfo {
+    const fn of<T>(memory: ValueMemory) -> Self {
+        Self {
+            layout: Layout::new::<TypedCell<T>>(),
+            needs_drop: std::mem::needs_drop::<T>(),
+            memory,
+            type_name: type_name::<T>,
+            drop_value: |cell| {
+                // SAFETY: (1) of `drop_value`.
+                let value = unsafe { value_ptr::<T>(cell) };
+                // SAFETY: (1) and (2) of `drop_value`.
+                unsafe { value.drop_in_place() };
+            },
+        }
+    }
+}
+
+/// A reference to a variable that a handle keeps alive for `'h`.
+#[derive(Clone, Copy)]
+pub(crate) struct VarRef<'h> {
+    cell: NonNull<VarCell>,
+    handle: PhantomData<&'h VarCell>,
+}
+
+impl<'h> VarRef<'h> {
+    /// # Safety
+    /// 1. The variable has a handle for `'h`.
+    pub(crate) unsafe fn new(cell: NonNull<VarCell>) -> Self {
+        Self { cell, handle: PhantomData }
+    }
+
+    pub(crate) fn ptr(self) -> NonNull<VarCell> {
+        self.cell
+    }
+
+    pub(crate) fn cell(self) -> &'h VarCell {
+        // SAFETY: (1) of `new`: the handle keeps the variable alive.
+        unsafe { self.cell.as_ref() }
+    }
+}
+
+impl VarCell {
+    /// Creates a variable with one handle.
+    pub(crate) fn with_value<T: Send + 'static>(core: &Arc<Core>, value: T, memory: ValueMemory) -> NonNull<Self> {
+        // SAFETY: (1): the value is valid forever.
+        unsafe { Self::with_borrowing_value(core, value, memory) }
+    }
+
+    /// Creates a variable with one handle, for the family that `owner` identifies. Pushes from outside the family that
+    /// name this variable are refused, as are those that name another engine's variable.
+    pub(crate) fn of_family<T: Send + 'static>(core: &Arc<Core>, owner: usize, value: T) -> NonNull<Self> {
+        // A zero-sized value occupies no memory.
+        let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
+        // SAFETY: (1): the value is valid forever.
+        unsafe { Self::owned_by(core, owner, value, memory) }
+    }
+
+    /// Creates a variable with one handle, for a value that may borrow.
+    ///
+    /// # Safety
+    /// 1. The variable is [emptied](Self::empty) while its value is still valid.
+    pub(crate) unsafe fn with_borrowing_value<T: Send>(
+        core: &Arc<Core>,
+        value: T,
+        memory: ValueMemory,
+    ) -> NonNull<Self> {
+        // SAFETY: (1).
+        unsafe { Self::owned_by(core, core.tag(), value, memory) }
+    }
+
+    /// # Safety
+    /// 1. The variable is [emptied](Self::empty) while its value is still valid.
+    unsafe fn owned_by<T: Send>(core: &Arc<Core>, owner: usize, value: T, memory: ValueMemory) -> NonNull<Self> {
+        let info = match memory {
+            ValueMemory::Host => const { &ValueInfo::of::<T>(ValueMemory::Host) },
+            ValueMemory::Elsewhere => const { &ValueInfo::of::<T>(ValueMemory::Elsewhere) },
+        };
+        let cell = Box::new(TypedCell {
+            cell: VarCell {
+                queue: VarQueue::with_owner(core.next_id(), owner),
+                core: ManuallyDrop::new(Arc::clone(core)),
+                handles: AtomicU64::new(1),
+                value: info,
+                name: OnceLock::new(),
+                waits: Waits::default(),
+                state: State { version: AtomicU64::new(0), fault: Fault::default(), emptied: AtomicBool::new(false) },
+            },
+            value: UnsafeCell::new(ManuallyDrop::new(value)),
+        });
+        let cell = NonNull::from(Box::leak(cell)).cast::<VarCell>();
+        // SAFETY: the cell does not move, and no other thread knows it yet.
+        unsafe { VarQueue::init(VarCell::queue_ptr(cell)) };
+        cell
+    }
+
+    /// Names the variable, unless it already has a name.
+    pub(crate) fn set_name(&self, name: Name) {
+        // The first name is kept: clones of a handle may also try to name the variable.
+        let name = self.name.get_or_init(|| name);
+        self.core.record_name(self.queue.id(), name);
+    }
+
+    /// Returns the name of the variable.
+    pub(crate) fn name(&self) -> Option<&Name> {
+        self.name.get()
+    }
+
+    /// Describes an operation's access to this variable, for an error.
+    #[cold]
+    pub(crate) fn refused_access(&self, operation: &Name, location: &'static Location<'static>) -> RefusedAccess {
+        let name = self.name().cloned().unwrap_or_default();
+        RefusedAccess::new((operation.clone(), location), name, self.queue.id(), (self.value.type_name)())
+    }
+
+    /// Describes this variable, for the error of a wait.
+    pub(crate) fn awaited(&self) -> Awaited {
+        let unnamed = || Name::from(format!("#{}", self.queue.id()));
+        Awaited::Variable(self.name().cloned().unwrap_or_else(unnamed))
+    }
+
+    /// Counts another handle. The caller already has one.
+    pub(crate) fn add_handle(&self) {
+        // Relaxed: the caller's handle keeps the count above zero.
+        self.handles.fetch_add(1, Relaxed);
+    }
+
+    /// Removes a handle. Returns whether it was the last one.
+    #[must_use = "the caller must free the variable if this was its last handle"]
+    pub(crate) fn remove_handle(&self) -> bool {
+        let last = self.handles.fetch_sub(1, release(edge::handles::DROPPED)) == 1;
+        if last {
+            acquire_all(edge::handles::LAST, &self.handles);
+        }
+        last
+    }
+
+    /// Returns the variable of an access.
+    #[inline]
+    pub(crate) fn of(access: &Access<Task>) -> &Self {
+        // SAFETY: the pointer of the access comes from `queue_ptr`, which casts a pointer to a whole cell. The cell
+        // outlives its accesses.
+        unsafe { access.queue_ptr().cast::<Self>().as_ref() }
+    }
+
+    pub(crate) fn queue_ptr(cell: NonNull<Self>) -> NonNull<VarQueue<Task>> {
+        cell.cast()
+    }
+
+    #[inline]
+    pub(crate) fn queue(&self) -> &VarQueue<Task> {
+        &self.queue
+    }
+
+    #[inline]
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// Returns the number of successful mutations.
+    pub(crate) fn version(&self) -> u64 {
+        self.state.version.load(acquire(edge::version::READ))
+    }
+
+    /// Counts a mutation.
+    ///
+    /// # Safety
+    /// 1. The caller holds the variable for writing.
+    #[inline]
+    pub(crate) unsafe fn mutated(&self) {
+        // Relaxed: (1), so the queue has handed over the last store.
+        let before = self.state.version.load(Relaxed);
+        self.state.version.store(before + 1, release(edge::version::MUTATED));
+    }
+
+    #[inline]
+    pub(crate) fn fault(&self) -> &Fault<OpError> {
+        &self.state.fault
+    }
+
+    /// Returns the waits that later waits can join.
+    pub(crate) fn waits(&self) -> &Waits {
+        &self.waits
+    }
+
+    /// Whether the value needs a drop. The answer is exact for an operation that holds the variable for writing, and a
+    /// hint to other callers.
+    pub(crate) fn needs_drop(&self) -> bool {
+        // Relaxed: if an operation that holds the variable for writing calls this, the queue has handed over the last
+        // change of the flag. Other callers use the answer only to decide whether an operation must be pushed for the
+        // drop, or where the drop runs.
+        self.value.needs_drop && !self.state.emptied.load(Relaxed)
+    }
+
+    /// Whether the variable has a value in host memory.
+    pub(crate) fn is_host_value(&self) -> bool {
+        self.value.memory == ValueMemory::Host
+    }
+
+    /// Counts a mutation by a GPU operation. Several lanes may do so concurrently.
+    pub(crate) fn mutated_on_device(&self) {
+        self.state.version.fetch_add(1, release(edge::version::ON_DEVICE));
+    }
+
+    /// Drops the value unless it was already dropped.
+    ///
+    /// # Safety
+    /// 1. The caller holds the variable for writing.
+    /// 2. No later operation uses the value.
+    pub(crate) unsafe fn empty(&self) {
+        // Relaxed: (1), so the queue has handed over the last change.
+        if !self.state.emptied.swap(true, Relaxed) {
+            // SAFETY: (1) and (2); only one caller swaps in the first `true`.
+            unsafe { (self.value.drop_value)(NonNull::from(self)) };
+        }
+    }
+}
+
+/// Returns a pointer to the value of a typed cell.
+///
+/// # Safety
+/// 1. `cell` was made for a value of this type `T`.
+pub(crate) unsafe fn value_ptr<T>(cell: NonNull<VarCell>) -> *mut T {
+    let typed = cell.cast::<TypedCell<T>>();
+    // SAFETY: (1): the cell has this type.
+    let value = unsafe { &typed.as_ref().value };
+    value.with_mut(|value| value.cast())
+}
+
+impl VarCell {
+    /// Frees the variable without dropping its value.
+    ///
+    /// # Safety
+    /// 1. The caller runs the last operation ever pushed on the variable, and the operation's accesses are done.
+    /// 2. The variable is no longer used, except that pinned threads may read its queue and its name.
+    pub(crate) unsafe fn free(cell: NonNull<Self>) {
+        // The fields are accessed through pointers, since a pinned thread may still read the queue and the name.
+        // SAFETY: the cell lives until `dispose` below has run `free`.
+        let value = unsafe { &raw const (*cell.as_ptr()).value };
+        // SAFETY: the cell lives until `dispose` below has run `free`, and the field is constant.
+        let layout = unsafe { value.read() }.layout;
+        // SAFETY: the cell lives until `dispose` below has run `free`.
+        let name = unsafe { &raw const (*cell.as_ptr()).name };
+        // SAFETY: (2): no thread changes the field, and it is dropped only once, when no pinned thread can still read
+        // it.
+        let name = unsafe { name.read() };
+        // SAFETY: the cell lives until `dispose` below has run `free`.
+        let core = unsafe { &raw const (*cell.as_ptr()).core };
+        // SAFETY: the field is not used after this (2).
+        let core = ManuallyDrop::into_inner(unsafe { core.read() });
+        // SAFETY: the cell lives until `dispose` below has run `free`.
+        let fault = unsafe { &raw const (*cell.as_ptr()).state.fault };
+        // SAFETY: (2), and device operations on the variable were complete before the caller started.
+        drop(unsafe { fault.read() });
+        // SAFETY: the cell lives until `dispose` below has run `free`.
+        let waits = unsafe { &raw const (*cell.as_ptr()).waits };
+        // SAFETY: (2), and every wait for the variable has started.
+        drop(unsafe { waits.read() });
+        let free = move || {
+            // SAFETY: the cell was boxed with this layout, and what its fields own was dropped or moved out: the value,
+            // the name, the fault, the waits and the core.
+            unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };
+            drop(name);
+        };
+        // SAFETY: (1) and (2) are what `dispose` requires.
+        unsafe { VarQueue::dispose(VarCell::queue_ptr(cell), free) };
+        drop(core);
+    }
+}
