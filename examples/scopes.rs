@@ -10,7 +10,7 @@
 
 use std::error::Error;
 
-use raddle::{Engine, PushError, each};
+use raddle::{Engine, each};
 
 const WIDTH: usize = 1920;
 const HEIGHT: usize = 1080;
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// the image's edges.
 fn blur(engine: &Engine, image: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
     let (mut across, mut down) = (vec![0; image.len()], vec![0; image.len()]);
-    engine.scope(|s| {
+    engine.try_scope(|s| {
         let across: Vec<_> = across.chunks_mut(WIDTH).map(|row| s.lend(row)).collect();
         for (source, row) in image.chunks(WIDTH).zip(&across) {
             s.op("across").push(row.write(), move |row| {
@@ -51,8 +51,8 @@ fn blur(engine: &Engine, image: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
                 }
             })?;
         }
-        Ok::<_, PushError>(())
-    })??;
+        Ok(())
+    })?;
     Ok(down)
 }
 

@@ -44,10 +44,11 @@ impl Engine {
     /// let text = String::from("the warp and the weft");
     /// let mut counts = [0; 2];
     /// let [vowels, words] = &mut counts;
-    /// engine.scope(|s| {
+    /// engine.try_scope(|s| {
     ///     s.op("vowels").push((), |()| *vowels = text.chars().filter(|c| "aeiou".contains(*c)).count())?;
-    ///     s.op("words").push((), |()| *words = text.split(' ').count())
-    /// })??;
+    ///     s.op("words").push((), |()| *words = text.split(' ').count())?;
+    ///     Ok(())
+    /// })?;
     /// assert_eq!(counts, [5, 5]);
     /// # Ok(())
     /// # }
@@ -61,7 +62,7 @@ impl Engine {
     /// # let engine = raddle::Engine::builder().build()?;
     /// let words = ["warp", "weft", "heddle"];
     /// let mut longest = "";
-    /// engine.scope(|s| {
+    /// engine.try_scope(|s| {
     ///     let longest = s.lend(&mut longest);
     ///     for word in &words {
     ///         s.op("compare").push(longest.write(), move |longest| {
@@ -70,8 +71,8 @@ impl Engine {
     ///             }
     ///         })?;
     ///     }
-    ///     Ok::<_, raddle::PushError>(())
-    /// })??;
+    ///     Ok(())
+    /// })?;
     /// assert_eq!(longest, "heddle");
     /// # Ok(())
     /// # }
@@ -82,10 +83,11 @@ impl Engine {
     /// ```compile_fail,E0373
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().build()?;
-    /// engine.scope(|s| {
+    /// engine.try_scope(|s| {
     ///     let local = 1;
-    ///     s.op("look").push((), |()| assert_eq!(local, 1))
-    /// })??;
+    ///     s.op("look").push((), |()| assert_eq!(local, 1))?;
+    ///     Ok(())
+    /// })?;
     /// # Ok(())
     /// # }
     /// ```
@@ -143,9 +145,33 @@ impl Engine {
             (Err(payload), _) | (_, Some(payload)) => resume_unwind(payload),
         }
     }
+
+    /// [`scope`](Self::scope) for a function that may fail. In the function, `?` accepts the errors of pushes and waits.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().build()?;
+    /// let text = String::from("the warp and the weft");
+    /// let words = engine.try_scope(|s| s.op("words").submit((), |()| text.split(' ').count())?.wait())?;
+    /// assert_eq!(words, 5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`scope`](Self::scope), and otherwise the error of `f`.
+    ///
+    /// # Panics
+    /// Panics as [`scope`](Self::scope) does.
+    pub fn try_scope<'env, F, R>(&self, f: F) -> Result<R, WaitError>
+    where
+        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R, WaitError>,
+    {
+        self.scope(f)?
+    }
 }
 
-/// A scope for operations that borrow, created by [`Engine::scope`].
+/// A scope for operations that borrow, created by [`Engine::scope`] or [`Engine::try_scope`].
 ///
 /// As in [`std::thread::Scope`], `'scope` is the lifetime of the scope, and `'env` is that of the data borrowed by its
 /// operations. The scope's operations may push more operations to the scope through a captured reference.
@@ -155,12 +181,13 @@ impl Engine {
 /// let engine = raddle::Engine::builder().build()?;
 /// let mut halves = [0; 2];
 /// let (left, right) = halves.split_at_mut(1);
-/// engine.scope(|s| {
+/// engine.try_scope(|s| {
 ///     s.op("left").push((), move |()| {
 ///         left[0] = 1;
 ///         s.op("right").push((), move |()| right[0] = 2).expect("the scope is open");
-///     })
-/// })??;
+///     })?;
+///     Ok(())
+/// })?;
 /// assert_eq!(halves, [1, 2]);
 /// # Ok(())
 /// # }
@@ -185,8 +212,8 @@ impl<'scope> Scope<'scope, '_> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// let numbers = vec![1, 2, 3];
-    /// let sum = engine.scope(|s| s.op("sum").submit((), |()| numbers.iter().sum::<i32>())?.wait())?;
-    /// assert_eq!(sum?, 6);
+    /// let sum = engine.try_scope(|s| s.op("sum").submit((), |()| numbers.iter().sum::<i32>())?.wait())?;
+    /// assert_eq!(sum, 6);
     /// # Ok(())
     /// # }
     /// ```
@@ -201,14 +228,14 @@ impl<'scope> Scope<'scope, '_> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// let text = String::from("warp weft warp");
-    /// let repeated = engine.scope(|s| {
+    /// let repeated = engine.try_scope(|s| {
     ///     let seen = s.var(Vec::new());
     ///     for word in text.split(' ') {
     ///         s.op("see").push(seen.write(), move |seen| seen.push(word))?;
     ///     }
     ///     s.op("count").submit(seen.read(), |seen| seen.iter().filter(|word| **word == "warp").count())?.wait()
     /// })?;
-    /// assert_eq!(repeated?, 2);
+    /// assert_eq!(repeated, 2);
     /// # Ok(())
     /// # }
     /// ```
@@ -227,14 +254,14 @@ impl<'scope> Scope<'scope, '_> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// let mut image = vec![0u8; 1 << 10];
-    /// engine.scope(|s| {
+    /// engine.try_scope(|s| {
     ///     for rows in image.chunks_mut(256) {
     ///         let rows = s.lend(rows);
     ///         s.op("fill").push(rows.write(), |rows| rows.fill(100))?;
     ///         s.op("darken").push(rows.write(), |rows| rows.iter_mut().for_each(|pixel| *pixel /= 2))?;
     ///     }
-    ///     Ok::<_, raddle::PushError>(())
-    /// })??;
+    ///     Ok(())
+    /// })?;
     /// assert!(image.iter().all(|&pixel| pixel == 50));
     /// # Ok(())
     /// # }
@@ -253,7 +280,7 @@ impl<'scope> Scope<'scope, '_> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// let numbers = [3, 1, 2];
-    /// let found = engine.scope(|s| {
+    /// let found = engine.try_scope(|s| {
     ///     let found = s.var(None);
     ///     for number in &numbers {
     ///         s.op("search").push(found.write(), move |found| {
@@ -264,9 +291,9 @@ impl<'scope> Scope<'scope, '_> {
     ///         })?;
     ///     }
     ///     s.group().wait()?;
-    ///     Ok::<_, Box<dyn std::error::Error + Send + Sync>>(numbers.len())
+    ///     Ok(numbers.len())
     /// })?;
-    /// assert!(matches!(found, Ok(3)));
+    /// assert_eq!(found, 3);
     /// # Ok(())
     /// # }
     /// ```
@@ -357,7 +384,12 @@ impl<'scope> ScopedOp<'scope> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// let total = engine.var(0); // an engine variable
     /// let steps = [1, 2, 3];
-    /// engine.scope(|s| steps.iter().try_for_each(|step| s.op("add").push(total.write(), move |total| *total += step)))??;
+    /// engine.try_scope(|s| {
+    ///     for step in steps {
+    ///         s.op("add").push(total.write(), move |total| *total += step)?;
+    ///     }
+    ///     Ok(())
+    /// })?;
     /// assert_eq!(engine.get(&total)?, 6);
     /// # Ok(())
     /// # }
@@ -413,7 +445,7 @@ impl<'scope> ScopedOp<'scope> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// let text = String::from("warp weft");
-    /// let last = engine.scope(|s| s.op("last").submit((), |()| text.split(' ').next_back())?.wait())??;
+    /// let last = engine.try_scope(|s| s.op("last").submit((), |()| text.split(' ').next_back())?.wait())?;
     /// assert_eq!(last, Some("weft"));
     /// # Ok(())
     /// # }
@@ -438,7 +470,7 @@ impl<'scope> ScopedOp<'scope> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// let text = String::from("12");
-    /// let number = engine.scope(|s| s.op("parse").try_submit((), |()| Ok(text.parse::<i32>()?))?.wait())??;
+    /// let number = engine.try_scope(|s| s.op("parse").try_submit((), |()| Ok(text.parse::<i32>()?))?.wait())?;
     /// assert_eq!(number, 12);
     /// # Ok(())
     /// # }
@@ -510,12 +542,12 @@ impl<'scope> ScopedOp<'scope> {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let engine = raddle::Engine::builder().build()?;
 /// let text = String::from("the warp and the weft");
-/// let longest = engine.scope(|s| {
+/// let longest = engine.try_scope(|s| {
 ///     let (left, right) = text.split_at(12);
 ///     let longest = |text| move |()| str::split_whitespace(text).max_by_key(|word| word.len());
 ///     let (left, right) = (s.op("left").submit((), longest(left))?, s.op("right").submit((), longest(right))?);
-///     Ok::<_, Box<dyn std::error::Error>>(left.wait()?.max(right.wait()?))
-/// })??;
+///     Ok(left.wait()?.max(right.wait()?))
+/// })?;
 /// assert_eq!(longest, Some("weft"));
 /// # Ok(())
 /// # }

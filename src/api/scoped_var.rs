@@ -26,10 +26,11 @@ use crate::{
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let engine = raddle::Engine::builder().build()?;
 /// let mut total = 0;
-/// engine.scope(|s| {
+/// engine.try_scope(|s| {
 ///     let (total, step) = (s.lend(&mut total), s.var(2));
-///     s.op("add").push((step.read(), total.write()), |(step, total)| *total += step)
-/// })??;
+///     s.op("add").push((step.read(), total.write()), |(step, total)| *total += step)?;
+///     Ok(())
+/// })?;
 /// assert_eq!(total, 2);
 /// # Ok(())
 /// # }
@@ -41,10 +42,11 @@ use crate::{
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let engine = raddle::Engine::builder().build()?;
 /// let mut total = 0;
-/// engine.scope(|s| {
+/// engine.try_scope(|s| {
 ///     let total = s.lend(&mut total);
-///     engine.op("add").push(total.write(), |total| *total += 1)
-/// })??;
+///     engine.op("add").push(total.write(), |total| *total += 1)?;
+///     Ok(())
+/// })?;
 /// # Ok(())
 /// # }
 /// ```
