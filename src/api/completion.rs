@@ -100,7 +100,7 @@ impl Completion {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// let disk = engine.token();
-    /// engine.op("flush").writes([&disk]).push(completion(), |done| done.fail("the disk is full"))?;
+    /// engine.op("flush").writes([&disk]).push(raddle::completion(), |done| done.fail("the disk is full"))?;
     /// let error = engine.wait_for_var(&disk).unwrap_err();
     /// assert!(error.to_string().ends_with("the disk is full"));
     /// # Ok(())

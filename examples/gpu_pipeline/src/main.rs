@@ -219,7 +219,7 @@ fn load(engine: &Engine, simulated: bool, bytes: usize) -> Result<Kernels, Box<d
     }
     #[cfg(feature = "cuda")]
     {
-        let kernels = engine.op("load").on(pipeline::GPU).try_submit(stream(), |stream| {
+        let kernels = engine.op("load").on(pipeline::GPU).try_submit(raddle::stream(), |stream| {
             // The lane's stream provides the device's context.
             Ok(kernels::cuda::Kernels::load(stream)?)
         })?;

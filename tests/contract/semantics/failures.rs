@@ -279,7 +279,7 @@ fn an_asynchronous_operation_that_fails_twice_reports_both_failures() {
             if refers {
                 engine.op("fails").try_push((value.write(), completion()), move |(_, done)| run(done)).unwrap();
             } else {
-                engine.op("fails").writes([value.token()]).try_push(completion(), move |done| run(done)).unwrap();
+                engine.op("fails").writes([value.token()]).try_push(completion(), run).unwrap();
             }
             let first = match (refers, used) {
                 (true, _) => Some("by the function"),
