@@ -46,7 +46,7 @@
 //! [`Token`]s order operations on things outside the engine. An operation may name variables of both kinds. If an
 //! operation declares [`cx()`], its function receives the operation's [`OpContext`]. The documentation of [`OpBuilder`]
 //! has a table of all push methods. An [`Operator`] is created once and may be pushed any number of times.
-//! [`OpBuilder::on`] selects a GPU, and [`OpBuilder::launch`] pushes a GPU operation, which may use
+//! [`OpBuilder::on`] selects a GPU, and with [`stream()`] the function receives a stream there. GPU operations may use
 //! [values in device memory](gpu::DeviceVec). The guide has a [chapter](guide::gpus) on GPUs.
 //!
 //! The names that most programs use are at the root. The others are in modules: [`trace`] for seeing what an engine
@@ -79,7 +79,7 @@ pub use api::{
     accesses::{Accesses, cx, each, stream},
     acquire::Acquire,
     builder::EngineBuilder,
-    completion::{Completes, Completion, completion},
+    completion::{Completion, completion},
     engine::{Engine, Shutdown},
     future_context::FutureContext,
     group::Group,
@@ -109,11 +109,13 @@ pub use raddle_derive::Accesses;
 
 /// What operations declare: the types behind [`Accesses`].
 ///
-/// A program seldom names these types. [`Accesses`] itself, [`cx`] and [`each`] are at the crate's root.
+/// A program seldom names these types. [`Accesses`] itself, [`cx`], [`stream`](crate::stream()),
+/// [`completion`](crate::completion()) and [`each`] are at the crate's root.
 pub mod access {
-    pub use crate::api::accesses::{AccessRefs, Cx, Refs, ScopedAccesses};
+    pub use crate::api::accesses::{AccessRefs, Cx, OnStream, Refs, ScopedAccesses};
     #[doc(no_inline)]
     pub use crate::api::accesses::{Accesses, cx, each};
+    pub use crate::api::completion::Completes;
 }
 
 /// Items used by the expansion of `#[derive(Accesses)]`. Programs must not use them directly.
@@ -172,8 +174,8 @@ pub mod guide {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Items for the models in `loom-tests` and the tests in `testkit/tests/faults.rs`. The module exists only in builds for
-/// these models and tests.
+/// Items for the models in `loom-tests` and the tests in `testkit/tests/faults.rs`. The module exists only in builds
+/// for these models and tests.
 #[cfg(any(raddle_loom, raddle_shuttle, raddle_pause))]
 #[doc(hidden)]
 #[allow(missing_docs)]

@@ -2,9 +2,9 @@
 //! priorities, properties, deletions, and short-lived engines with several pushing threads. No operation may be lost or
 //! hang, and memory must stay bounded.
 //!
-//! `RADDLE_SOAK_SECONDS` sets the duration (2 by default) and `RADDLE_SOAK_SEED` the seed; `cargo xtask ci soak` runs the test
-//! for 20 seconds. After [`PATIENCE`] without progress, the process prints the last step of each thread and the pending
-//! operations, then exits.
+//! `RADDLE_SOAK_SECONDS` sets the duration (2 by default) and `RADDLE_SOAK_SEED` the seed; `cargo xtask ci soak` runs
+//! the test for 20 seconds. After [`PATIENCE`] without progress, the process prints the last step of each thread and
+//! the pending operations, then exits.
 #![forbid(unsafe_code)]
 
 use raddle_testkit as common;

@@ -1,5 +1,5 @@
-//! Shared code for the models of `raddle`: functions that run models and verify what the models need, a world of variables
-//! and operations for the models of the tracker, and pending operations for the models of waits.
+//! Shared code for the models of `raddle`: functions that run models and verify what the models need, a world of
+//! variables and operations for the models of the tracker, and pending operations for the models of waits.
 //!
 //! The models themselves are in `tests/models`, one module for each protocol. They run the library's own types under
 //! loom, with `RUSTFLAGS="--cfg raddle_loom --cfg crossbeam_loom"`; without these flags, `tests/models` is empty, and

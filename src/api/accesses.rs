@@ -18,9 +18,9 @@ use crate::{
 };
 
 /// The accesses that an operation declares in its push method: [`Read`], [`Write`], [`Cx`], [`OnStream`],
-/// [`Completes`](crate::Completes), tuples of up to twelve of them, arrays, `Vec`s and slices (`&[_]`) of them, and any nesting of these. The operation's function receives
-/// references in the same shape: an array for an array, and a `Vec` for a `Vec` or a slice. An operation without typed
-/// accesses declares `()`.
+/// [`Completes`](crate::access::Completes), tuples of up to twelve of them, arrays, `Vec`s and slices (`&[_]`) of them,
+/// and any nesting of these. The operation's function receives references in the same shape: an array for an array, and
+/// a `Vec` for a `Vec` or a slice. An operation without typed accesses declares `()`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -584,8 +584,8 @@ impl ScopedAccesses for Cx {
 #[must_use = "a declaration does nothing unless it is passed to an operation"]
 pub struct OnStream(());
 
-/// Declares that an operation issues work on a stream of its [device](crate::OpBuilder::on), which its function receives
-/// as `&mut` [`GpuStream`] at the position of this declaration among the accesses.
+/// Declares that an operation issues work on a stream of its [device](crate::OpBuilder::on), which its function
+/// receives as `&mut` [`GpuStream`] at the position of this declaration among the accesses.
 ///
 /// The function is called once the operation's dependencies on the same device have been issued and all others are
 /// complete. If the function receives a reference to a value in host memory, all earlier device work on that value is

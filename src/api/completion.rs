@@ -196,8 +196,8 @@ impl Gate {
     }
 }
 
-/// Calls `f`, the function of an asynchronous operation with the accesses `A`. If the function `returns` a value, or has
-/// references to values, the operation does not end before the function has returned.
+/// Calls `f`, the function of an asynchronous operation with the accesses `A`. If the function `returns` a value, or
+/// has references to values, the operation does not end before the function has returned.
 ///
 /// # Safety
 /// 1. `captured` came from `A::capture`, the operation of `call` declares the accesses of that `A`, and this is called
@@ -259,9 +259,9 @@ pub struct Completes(());
 /// thread. Until then, it holds its variables.
 ///
 /// If the function receives references to values or returns a value to a handle, the operation also waits for the
-/// function to return. If the function panics or fails, the operation fails with that, once its completion has been used
-/// or dropped. If the completion was used before, and the function has neither references nor a value to return, the
-/// operation has already ended, and [`Engine::wait_for_all`](crate::Engine::wait_for_all) reports the failure.
+/// function to return. If the function panics or fails, the operation fails with that, once its completion has been
+/// used or dropped. If the completion was used before, and the function has neither references nor a value to return,
+/// the operation has already ended, and [`Engine::wait_for_all`](crate::Engine::wait_for_all) reports the failure.
 ///
 /// An operation declares at most one completion, and not a [`stream()`](crate::stream) besides. Futures, scopes and
 /// [`acquire`](crate::Engine::acquire) do not accept this declaration; such a program does not compile.

@@ -193,8 +193,8 @@ impl FutureContext {
 /// | is called once per push of an [`Operator`] | [`operator`](Self::operator) | [`try_operator`](Self::try_operator) | | |
 ///
 /// The function runs on a worker, and the operation ends when it returns. If the accesses include
-/// [`stream()`](crate::stream), the function issues work on a device instead, and the operation ends when the device has
-/// done the work. If they include [`completion()`](crate::completion), it ends when its completion is used.
+/// [`stream()`](crate::stream), the function issues work on a device instead, and the operation ends when the device
+/// has done the work. If they include [`completion()`](crate::completion), it ends when its completion is used.
 ///
 /// A function that may fail returns `Result<_, BoxError>`, so `?` accepts any error. A function `work` with its own
 /// error type is passed as `|x| Ok(work(x)?)`. Only the methods for such functions turn an `Err` into a failure of the
@@ -490,8 +490,8 @@ impl<'e> OpBuilder<'e> {
     /// complete, and releases its variables, when its function has returned and all its children, including their own
     /// children, are complete. No function needs to wait for them.
     ///
-    /// If the operation has a [`Completion`], the completion must also have been used. If the operation is a future,
-    /// the future must have ended and its guards must have been dropped; the future pushes children through
+    /// If the operation has a [completion](crate::Completion), it must also have been used. If the operation is a
+    /// future, the future must have ended and its guards must have been dropped; the future pushes children through
     /// [`FutureContext::child`](crate::FutureContext::child). Each run of an [`Operator`] may have children.
     ///
     /// Children may name variables that their parent holds: they may mutate what it mutates and read what it reads or
@@ -699,9 +699,9 @@ impl<'e> OpBuilder<'e> {
     /// The function receives what `accesses` declares: references to values, the operation's context for
     /// [`cx()`](crate::cx), a stream for [`stream()`](crate::stream), and a
     /// [`Completion`](crate::Completion) for
-    /// [`completion()`](crate::completion). `()` declares nothing and suits operations whose variables are all untyped. The function
-    /// may outlive the pushing code, so it cannot assign to that code's local variables; to get a value back, use
-    /// [`submit`](Self::submit).
+    /// [`completion()`](crate::completion). `()` declares nothing and suits operations whose variables are all untyped.
+    /// The function may outlive the pushing code, so it cannot assign to that code's local variables; to get a value
+    /// back, use [`submit`](Self::submit).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1312,15 +1312,15 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_declared(location, job)
     }
 
-    /// Whether [`push::push_plain`](crate::engine::push::push_plain) may push the operation, whose accesses have been declared.
+    /// Whether [`push_plain`](push::push_plain) may push the operation, whose accesses have been declared.
     #[inline(always)]
     fn is_straight(&self) -> bool {
         debug_assert!(!self.is_plain || !self.has_more && self.owned.spec.is_plain());
         self.is_plain && self.owned.entries.len() <= INLINE_ACCESSES
     }
 
-    /// Returns what [`push::push_plain`](crate::engine::push::push_plain) needs of the description. The rest owns no memory, so nothing is left to drop
-    /// if the push panics. Otherwise, the description would have to be in memory.
+    /// Returns what [`push_plain`](push::push_plain) needs of the description. The rest owns no memory, so nothing is
+    /// left to drop if the push panics. Otherwise, the description would have to be in memory.
     #[inline(always)]
     fn into_straight(self) -> (&'e Arc<Core>, &'static str, Entries) {
         let this = ManuallyDrop::new(self);
@@ -1552,8 +1552,8 @@ const fn is_counted<A: ScopedAccesses>() -> bool {
     matches!(A::COUNT, Some(0..=INLINE_ACCESSES))
 }
 
-/// [`push::push_plain`](crate::engine::push::push_plain) for an operation whose number of accesses is determined by their type. Such a push needs no list
-/// of them, which the compiler cannot always keep out of memory.
+/// [`push_plain`](push::push_plain) for an operation whose number of accesses is determined by their type. Such a push
+/// needs no list of them, which the compiler cannot always keep out of memory.
 #[inline(always)]
 fn push_counted<A: ScopedAccesses, J: Job>(
     core: &Arc<Core>,

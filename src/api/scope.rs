@@ -146,7 +146,8 @@ impl Engine {
         }
     }
 
-    /// [`scope`](Self::scope) for a function that may fail. In the function, `?` accepts the errors of pushes and waits.
+    /// [`scope`](Self::scope) for a function that may fail. In the function, `?` accepts the errors of pushes and
+    /// waits.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -71,8 +71,8 @@ pub(crate) struct Core {
     pub(crate) kind: EngineKind,
     /// Whether the engine has a limit on pending operations.
     pub(super) is_bounded: bool,
-    /// Whether [`push_plain`](crate::engine::push::push_plain) may push to the engine itself: the engine has workers, but no GPU, no
-    /// limit of its own and no observer, and it does not shuffle.
+    /// Whether [`push_plain`](crate::engine::push::push_plain) may push to the engine itself: the engine has workers,
+    /// but no GPU, no limit of its own and no observer, and it does not shuffle.
     pub(crate) is_straight: bool,
     /// Whether the engine records, and does nothing else with operations that engines without a recording do not do: it
     /// has no observer and does not shuffle.
@@ -103,8 +103,8 @@ pub(crate) struct Core {
     pub(crate) open_handles: AtomicU64,
 }
 
-/// This process is a forked child of the one to which the engine belongs. None of the engine's locks may be taken, since
-/// a thread of the parent process may have held them at the fork.
+/// This process is a forked child of the one to which the engine belongs. None of the engine's locks may be taken,
+/// since a thread of the parent process may have held them at the fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Forked;
 
@@ -126,9 +126,9 @@ impl From<Forked> for ShutdownError {
     }
 }
 
-/// An engine that belongs to this process. The failures can be reached only through this value, and the recording and the
-/// shuffler only if there is one, so code that uses their locks cannot forget to ask. Program code may fork, so a caller
-/// that has run program code must ask again.
+/// An engine that belongs to this process. The failures can be reached only through this value, and the recording and
+/// the shuffler only if there is one, so code that uses their locks cannot forget to ask. Program code may fork, so a
+/// caller that has run program code must ask again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Live<'c>(&'c Core);
 

@@ -141,8 +141,8 @@ impl Core {
         }
     }
 
-    /// Runs the operations left to this engine's loops on this thread, for [`catch_up`](crate::wait::catch_up). The epilogues
-    /// left to these loops are run by workers or, if the engine has none, by this thread.
+    /// Runs the operations left to this engine's loops on this thread, for [`catch_up`](crate::wait::catch_up). The
+    /// epilogues left to these loops are run by workers or, if the engine has none, by this thread.
     pub(crate) fn run_deferred(self: &Arc<Self>) {
         let (mut ready, epilogues) = ready_loop::take_deferred(self);
         let mut epilogues = epilogues.into_iter();

@@ -126,7 +126,8 @@ fn finish_completed(core: &Arc<Core>, completed: Completed) {
     core.count_out(Completed::release(op));
 }
 
-/// Runs `f`, program code from an operation's epilogue. If `group` is `Some`, the operation is still counted there. A panic becomes a failure that `wait_for_all` returns.
+/// Runs `f`, program code from an operation's epilogue. If `group` is `Some`, the operation is still counted there. A
+/// panic becomes a failure that `wait_for_all` returns.
 pub(crate) fn run_program_code(core: &Arc<Core>, op: &Op<Task>, group: Option<&Arc<Group>>, f: impl FnOnce()) {
     // The code may take a long time, so other workers must be able to steal the operation in the slot.
     worker_thread::share_slot();

@@ -78,8 +78,8 @@ impl<T> Slots<T> {
         // Relaxed: the CAS checks the value.
         let mut next = self.head.load(Relaxed);
         let slot = Box::into_raw(Box::new(Slot { object: AtomicPtr::new(object), next }));
-        // Relaxed on failure: the next CAS checks the value. The slots behind the new one are handed over as well, since
-        // every change to `head` is a read-modify-write.
+        // Relaxed on failure: the next CAS checks the value. The slots behind the new one are handed over as well,
+        // since every change to `head` is a read-modify-write.
         let order = release(edge::slot::NEW);
         while let Err(now) = self.head.compare_exchange_weak(next, slot, order, Relaxed) {
             next = now;

@@ -4,8 +4,8 @@
 //! `future`, which it serves like a program.
 //!
 //! The methods of `Core` are what the rooms below may ask of the engine, so they may name `core` and no other file of
-//! this room. They are implemented in the file of the step that they begin, such as [`push`]. What only this room and the
-//! layers above it call is a function, such as [`shutdown::begin`].
+//! this room. They are implemented in the file of the step that they begin, such as [`push`]. What only this room and
+//! the layers above it call is a function, such as [`shutdown::begin`].
 
 pub(crate) mod complete;
 pub(crate) mod core;

@@ -196,7 +196,8 @@ pub(crate) fn push_plain<J: Job>(
     }
 }
 
-/// [`push`](Core::push) for an operation with one access, no properties except a name, compiled as one function because such operations are the most frequent.
+/// [`push`](Core::push) for an operation with one access, no properties except a name, compiled as one function because
+/// such operations are the most frequent.
 #[inline(never)]
 pub(crate) fn push_sole<J: Job>(
     core: &Arc<Core>,
@@ -231,7 +232,7 @@ pub(crate) fn push_sole<J: Job>(
 }
 
 /// [`push`](Core::push) for an operation with `N` accesses, from two to [`INLINE_ACCESSES`], no properties except a
-/// name, and a job that is [straight](is_straight).
+/// name, and no limits.
 #[inline]
 pub(crate) fn push_few<const N: usize, J: Job>(
     core: &Arc<Core>,
@@ -252,7 +253,8 @@ pub(crate) fn push_few<const N: usize, J: Job>(
     }
 }
 
-/// [`push`](Core::push) for an operation with no accesses, no properties except a name. The operation enters no queue, so it is ready.
+/// [`push`](Core::push) for an operation with no accesses, no properties except a name. The operation enters no queue,
+/// so it is ready.
 #[inline(never)]
 pub(crate) fn push_free<J: Job>(
     core: &Arc<Core>,

@@ -53,8 +53,8 @@ impl Core {
         self.shuffler().map_or(Some(0), |shuffler| shuffler.draws_if_empty())
     }
 
-    /// Records, if the engine shuffles, that the calling thread, which runs no program code for an engine, is pushing or
-    /// has ended a wait.
+    /// Records, if the engine shuffles, that the calling thread, which runs no program code for an engine, is pushing
+    /// or has ended a wait.
     pub(crate) fn note_outside_activity(&self) {
         if let Some(shuffler) = self.shuffler() {
             shuffler.note_active();

@@ -2,7 +2,7 @@
 //!
 //! | phase | pushes that are accepted | next |
 //! |---|---|---|
-//! | open, observed, bounded | all, except those of observers; an engine with a limit holds some back ([`room`](crate::group::room)) | draining or cancelling, by [`begin`] |
+//! | open, observed, bounded | all, except those of observers; an engine with a limit holds some back ([`room`]) | draining or cancelling, by [`begin`] |
 //! | draining | those made by the engine's operations, those of children, and the engine's own | cancelling, closed |
 //! | cancelling | the engine's own; operations that have not started fail, except clean-ups | closed |
 //! | closed | the engine's own; such operations run on the pushing thread | - |

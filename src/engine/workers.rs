@@ -1,10 +1,10 @@
 //! The main function of the threads that run workers.
 //!
-//! A waiting function runs ready operations on which the wait depends ([`in_place`](crate::wait::in_place)). If it finds
-//! none, if its stack is short, or if the wait has a time limit, it hands its worker over to another thread and sleeps.
-//! When it wakes up, it borrows the place of an idle worker, or queues for a worker ([`regain`](crate::wait::regain)). A wait
-//! thus neither occupies a worker nor delays an unrelated wait below it on the stack, as would happen if waiting
-//! threads ran arbitrary operations.
+//! A waiting function runs ready operations on which the wait depends ([`in_place`](crate::wait::in_place)). If it
+//! finds none, if its stack is short, or if the wait has a time limit, it hands its worker over to another thread and
+//! sleeps. When it wakes up, it borrows the place of an idle worker, or queues for a worker
+//! ([`regain`](crate::wait::regain)). A wait thus neither occupies a worker nor delays an unrelated wait below it on
+//! the stack, as would happen if waiting threads ran arbitrary operations.
 
 use std::{io, sync::Arc};
 

@@ -10,8 +10,8 @@
 //!
 //! If the operation is skipped instead, the oneshot receives the failure. If a waiting thread gives up, the operation
 //! stays in the queues until its turn comes. The operation's job, by then the last owner of the oneshot, drops the
-//! oneshot and the [`Granted`] in it, so no variable is held forever. If a future is dropped before the operation's turn
-//! comes, it [cancels](Claim) the operation, which then changes nothing.
+//! oneshot and the [`Granted`] in it, so no variable is held forever. If a future is dropped before the operation's
+//! turn comes, it [cancels](Claim) the operation, which then changes nothing.
 //!
 //! The guards hold [shares](super::held) of the right to end the operation. An operation for a thread is silent: only
 //! [`Granted::mutated`] counts mutations, so none are counted if the thread has given up.

@@ -1,10 +1,9 @@
 //! GPUs: real and simulated devices, the streams on which operations issue work, and values in device memory.
 //!
 //! [`EngineBuilder::gpu`](crate::EngineBuilder::gpu) gives a GPU to an engine: a [`SimulatedGpu`], or a `CudaGpu` in
-//! builds with the feature `cuda`. The function of an operation pushed with
-//! [`OpBuilder::launch`](crate::OpBuilder::launch) receives a [`GpuStream`]. [`DeviceVec`]s are in the memory of a
-//! device, and [`PinnedVec`]s in host memory that devices copy to and from directly. The [guide](crate::guide::gpus)
-//! has a chapter on GPUs.
+//! builds with the feature `cuda`. The function of an operation that declares [`stream()`](crate::stream()) receives a
+//! [`GpuStream`]. [`DeviceVec`]s are in the memory of a device, and [`PinnedVec`]s in host memory that devices copy to
+//! and from directly. The [guide](crate::guide::gpus) has a chapter on GPUs.
 
 use std::{io, sync::Arc};
 

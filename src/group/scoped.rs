@@ -22,8 +22,8 @@
 //! # Cycles of waits
 //!
 //! The wait at the end of a scope must not return early, since operations of the scope borrow from stack frames that
-//! the wait keeps alive. A [cycle](crate::wait::deadlock) through this wait is broken by another wait in the cycle, for a
-//! handle, a variable or a group. But a cycle may have no such wait: two operations may each hold a variable declared
+//! the wait keeps alive. A [cycle](crate::wait::deadlock) through this wait is broken by another wait in the cycle, for
+//! a handle, a variable or a group. But a cycle may have no such wait: two operations may each hold a variable declared
 //! by an operation in the other's scope, or an operation of the scope may be queued, directly or through others, behind
 //! the operation that opened the scope. In that case, the scope whose end began to wait last *abandons* those of its
 //! operations that cannot start:

@@ -329,12 +329,13 @@ impl PendingOps {
     /// thread has changed it first.
     #[inline(always)]
     fn enter_by(word: &AtomicU64) -> bool {
-        // If the flag is set, the next load of `current` sees the generation that took this one's place, or a later one.
+        // If the flag is set, the next load of `current` sees the generation that took this one's place, or a later
+        // one.
         let count = word.load(acquire(edge::close::FOUND));
         pause::at(Point::PendingBeforeEnter);
         // A CAS rather than an addition, so that a refused entry leaves no trace: the generation could be opened and
-        // closed again before an addition was undone. Since the load, the word may have been closed, opened, and counted
-        // up to the same value. The CAS releases nothing: `leave` hands over everything that came before.
+        // closed again before an addition was undone. Since the load, the word may have been closed, opened, and
+        // counted up to the same value. The CAS releases nothing: `leave` hands over everything that came before.
         let order = acquire(edge::open::COUNTED);
         let is_open = count & FLAG == 0 || removed(step::CLOSED_REFUSES);
         if is_open && word.compare_exchange(count, count + ONE, order, Relaxed).is_ok() {
@@ -722,8 +723,8 @@ impl PendingOps {
         self.current.store(next, release(edge::open::CURRENT));
 
         // `left` is armed first: every operation that leaves through an armed shard subtracts one from `rest`, so it
-        // does not matter how many more enter or leave before the closing is over. What is acquired includes the entries
-        // of the operations that left, which the sum below therefore counts.
+        // does not matter how many more enter or leave before the closing is over. What is acquired includes the
+        // entries of the operations that left, which the sum below therefore counts.
         let arm = |shard: usize| self.left(shard, old).fetch_or(FLAG, acquire(edge::leave::ARMED)) / ONE;
         let left: u64 = shards.clone().map(arm).sum();
         // An entry that comes before this change in the word's modification order is counted; the CAS of a later one

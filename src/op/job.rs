@@ -1,8 +1,8 @@
 //! The two types of jobs: what an operation calls, and where its result goes.
 //!
-//! An [`FnJob`] has its function in the record, and a [`Sink`] for the result; a [`HandleJob`] has both in the state that
-//! it shares with the operation's handle, since a cancellation drops the function. What counts or cancels the operation
-//! besides its handle is in its [`Limits`](super::limits::Limits).
+//! An [`FnJob`] has its function in the record, and a [`Sink`] for the result; a [`HandleJob`] has both in the state
+//! that it shares with the operation's handle, since a cancellation drops the function. What counts or cancels the
+//! operation besides its handle is in its [`Limits`](super::limits::Limits).
 
 use std::{mem::needs_drop, panic::Location, ptr::NonNull, sync::Arc};
 

@@ -1,5 +1,5 @@
-//! What an operation knows about the operations that cannot complete before it: the [parent](crate::group::family) of a child,
-//! and the operations around a [scope](crate::group::scoped).
+//! What an operation knows about the operations that cannot complete before it: the [parent](crate::group::family) of a
+//! child, and the operations around a [scope](crate::group::scoped).
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 

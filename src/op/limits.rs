@@ -1,23 +1,23 @@
 //! What limits an operation: its group, its deadline, its family, and its children.
 //!
-//! Only operations with [`flag::LIMITED`](super::task::flag::LIMITED) have a [`Limits`], which is boxed. Its memory is retired with the task's, so
-//! any pinned thread that has found the operation may read the constant part.
+//! Only operations with [`flag::LIMITED`](super::task::flag::LIMITED) have a [`Limits`], which is boxed. Its memory is
+//! retired with the task's, so any pinned thread that has found the operation may read the constant part.
 //!
 //! # States
 //!
 //! 1. *Counted* ([`Limits::join`]), before the push: the groups count the operation.
 //! 2. *Claimed* ([`Limits::claim`]): the operation starts, or it was cancelled and is skipped.
 //! 3. *Ended* ([`Limits::end`]): the operation is complete. Its groups keep its failure.
-//! 4. *Left* ([`Limits::leave`]), once the rest of the epilogue has run: the operation was counted out, unless its scope
-//!    has done so. Then, its share of the family ends. If the push is refused, this is done by the drop.
+//! 4. *Left* ([`Limits::leave`]), once the rest of the epilogue has run: the operation was counted out, unless its
+//!    scope has done so. Then, its share of the family ends. If the push is refused, this is done by the drop.
 //!
 //! # Who may touch what
 //!
 //! * `deadline`, `mutates`, `number`, `counts` and `parent`: constant once the operation is enqueued. The pointers are
 //!   only compared.
-//! * `own`: the thread that starts or skips the operation, up to the call of its function. Then, while the operation has
-//!   not ended, the owners of shares of the right to end it may read the group and the families. Then, the thread that
-//!   ends the operation.
+//! * `own`: the thread that starts or skips the operation, up to the call of its function. Then, while the operation
+//!   has not ended, the owners of shares of the right to end it may read the group and the families. Then, the thread
+//!   that ends the operation.
 //!
 //! This module has no edges of its own: the queues of the tracker and of the scheduler hand over the limits with their
 //! operation, and the group's count hands over what the members did.
@@ -127,8 +127,8 @@ impl Limits {
         self.own.with_mut(|own| f(unsafe { &mut *own }))
     }
 
-    /// Claims the operation unless its group or one around it was cancelled or its deadline has passed. Later calls then
-    /// have the same result.
+    /// Claims the operation unless its group or one around it was cancelled or its deadline has passed. Later calls
+    /// then have the same result.
     ///
     /// # Errors
     /// Returns why the operation fails, or `None` if it changes nothing.
@@ -175,8 +175,8 @@ impl Limits {
         self.own.with(|own| unsafe { &*own })
     }
 
-    /// Returns the operation's group. Called by the thread that owns or ends the operation, or by the owner of a share of
-    /// the right to end it.
+    /// Returns the operation's group. Called by the thread that owns or ends the operation, or by the owner of a share
+    /// of the right to end it.
     pub(crate) fn group(&self) -> Option<&Arc<Group>> {
         self.own().group.as_ref()
     }

@@ -102,8 +102,8 @@ impl Route {
     }
 }
 
-/// Sorts the entries by variable and merges entries for the same variable, as [`push::check_and_sort`](crate::engine::push::check_and_sort) does. Returns
-/// the remaining entries.
+/// Sorts the entries by variable and merges entries for the same variable, as
+/// [`push::check_and_sort`](crate::engine::push::check_and_sort) does. Returns the remaining entries.
 pub(crate) fn sort<'e>(
     entries: &'e mut [Entry],
     name: &Name,

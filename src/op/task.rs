@@ -18,8 +18,8 @@
 //! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation may
 //!   end on another thread while [`Job::start`] runs. Ending it touches the job only if the job
 //!   [may end early](Job::ENDS_EARLY). The table is constant.
-//! * What `limits` points to: see [`Limits`]. The pointer is constant once the task is filled, and the limits outlive the
-//!   task until the epoch has passed.
+//! * What `limits` points to: see [`Limits`]. The pointer is constant once the task is filled, and the limits outlive
+//!   the task until the epoch has passed.
 //! * `waited`: the owner of the ready operation.
 //! * `progress`: see [`AsyncState`].
 //! * The other fields are constant once the operation is enqueued.
@@ -455,9 +455,9 @@ impl Op<Task> {
         unsafe { self.with_body(Body::discard) }
     }
 
-    /// Reports the result to the operation's handle and groups, if it has them, or, if the operation is a wait, to those
-    /// that wait. `may_run` says whether the function may still be running. Returns the program code that remains to be
-    /// run.
+    /// Reports the result to the operation's handle and groups, if it has them, or, if the operation is a wait, to
+    /// those that wait. `may_run` says whether the function may still be running. Returns the program code that remains
+    /// to be run.
     ///
     /// # Safety
     /// 1. This thread ends the operation.
@@ -674,8 +674,8 @@ unsafe fn __rust_begin_short_backtrace<W: Job>(storage: *mut (), cx: &Call<'_>) 
     result
 }
 
-/// A job of any type, with the operation's limits, if it has any. If the push is refused, the operation leaves its group
-/// before what its function captures is dropped.
+/// A job of any type, with the operation's limits, if it has any. If the push is refused, the operation leaves its
+/// group before what its function captures is dropped.
 pub(crate) struct ErasedJob {
     limits: Option<Box<Limits>>,
     body: Loose,

@@ -601,16 +601,16 @@ edges! {
         Step RETRACT_TIMED_PARK;
         /// A dropped `Completion` completes its operation.
         Step DROP_COMPLETES;
-        /// A `Completion` that has no gate and is dropped without a panic completes its operation immediately, even inside
-        /// the operation's own function (`frame::leave_lost`).
+        /// A `Completion` that has no gate and is dropped without a panic completes its operation immediately, even
+        /// inside the operation's own function (`frame::leave_lost`).
         Step DROP_ENDS_AT_ONCE;
         /// A spare thread that has timed out checks whether it has meanwhile been offered a worker.
         Step SPARES_CHECK_AGAIN;
         /// The background end of an engine checks again once the operations that were pending have been counted out
         /// (`PendingOps::poll_idle`).
         Step END_CHECKS_AGAIN;
-        /// When the last operation of a closed generation leaves, the threads and futures whose waits are over are notified
-        /// (`PendingOps::finish`).
+        /// When the last operation of a closed generation leaves, the threads and futures whose waits are over are
+        /// notified (`PendingOps::finish`).
         Step LEAVE_NOTIFIES;
         /// A function that waits while the engine stops takes the workers that are aside, so that they run again
         /// (`Aside::function_waits`).
@@ -636,7 +636,8 @@ edges! {
         Step TAKE_QUEUED;
         /// No waiter takes an operation from an entry while a worker inspects the operation (`OpRef::look_at_entry`).
         Step LOOK_POPS;
-        /// A parent's work holds a share of the family until the children have entered their queues (`FamilyCount::new`).
+        /// A parent's work holds a share of the family until the children have entered their queues
+        /// (`FamilyCount::new`).
         Step WORK_HAS_A_SHARE;
         /// Children are released only when every part of their parent's work has ended (`FamilyCount::end_part`).
         Step EVERY_PART_COUNTS;

@@ -1,9 +1,9 @@
 //! Points at which a test can stop one thread in the middle of a protocol, to see what the stop delays.
 //!
 //! [`at`] is called before or after each step of the protocols below that is visible to other threads. In an ordinary
-//! build, it does nothing. Under the cfg `raddle_pause`, with which `testkit/tests/faults.rs` is built, it checks whether
-//! the calling thread has armed a `Stop` for this pass of the point, and if so, stops the thread until the `Stop` is
-//! released.
+//! build, it does nothing. Under the cfg `raddle_pause`, with which `testkit/tests/faults.rs` is built, it checks
+//! whether the calling thread has armed a `Stop` for this pass of the point, and if so, stops the thread until the
+//! `Stop` is released.
 
 macro_rules! points {
     ($($(#[doc = $group_doc:literal])+ $group:ident { $($(#[doc = $doc:literal])+ $point:ident,)+ })+) => {

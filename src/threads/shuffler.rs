@@ -119,8 +119,8 @@ impl<T> Shuffler<T> {
         Duration::from_nanos(lock(&self.state).random.below(limit.as_nanos() as u64))
     }
 
-    /// Records that a thread outside the engine is pushing or has ended a wait. The thread must still be listed as waiting
-    /// for the engine if it has ended a wait.
+    /// Records that a thread outside the engine is pushing or has ended a wait. The thread must still be listed as
+    /// waiting for the engine if it has ended a wait.
     pub fn note_active(&self) {
         lock(&self.state).last_active = Some(Instant::now());
     }

@@ -263,8 +263,8 @@ impl ThreadList {
         self.join_where(|_| true);
     }
 
-    /// Joins the [passing](Lifetime::Passing) threads while `are_to_end` returns `true`, until `deadline` at the latest.
-    /// Returns the names of those not joined by then. Code that changes the result of `are_to_end` must call
+    /// Joins the [passing](Lifetime::Passing) threads while `are_to_end` returns `true`, until `deadline` at the
+    /// latest. Returns the names of those not joined by then. Code that changes the result of `are_to_end` must call
     /// [`look_again`](Self::look_again) afterwards.
     pub(crate) fn join_passing(
         self: &Arc<Self>,

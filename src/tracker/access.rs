@@ -336,8 +336,8 @@ impl<T> Access<T> {
         self.last_share.store(true, Relaxed);
     }
 
-    /// Returns the access's share of the record, which must be [retired](RecordShare::retire) once the access is spent and
-    /// the tail is past it. The share does not borrow the access, which may be reclaimed with the record.
+    /// Returns the access's share of the record, which must be [retired](RecordShare::retire) once the access is spent
+    /// and the tail is past it. The share does not borrow the access, which may be reclaimed with the record.
     #[inline]
     pub(super) fn share(&self) -> RecordShare<T> {
         self.assert_alive();

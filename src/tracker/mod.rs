@@ -115,7 +115,8 @@
 //! # Edges
 //!
 //! [`link`](crate::sync::edge::link), [`swing`](crate::sync::edge::swing), [`register`](crate::sync::edge::register),
-//! [`complete`](crate::sync::edge::complete), [`ready`](crate::sync::edge::ready), [`retire`](crate::sync::edge::retire).
+//! [`complete`](crate::sync::edge::complete), [`ready`](crate::sync::edge::ready),
+//! [`retire`](crate::sync::edge::retire).
 //!
 //! A thread that links an access has acquired the writes published with the flags that it found grantable. The thread
 //! hands these writes over with the access, by `link` and `swing`, so flags set or deferred afterwards (`grant`,

@@ -37,8 +37,8 @@
 //! [`FIRST_PAUSE`] after its beginning, and repeatedly during its first [`EARLY`]. Other waits walk rarely: each pause
 //! grows with the duration of the walk before it and with the number of waiters, so that all of them together use a
 //! small part of a core. If a walk finds a cycle that another wait must end, including a wait with a time limit, it
-//! [asks](crate::notify::waiters::Waiters::ask) that wait to walk. A thread checks every [`CHECK`] whether its wait has been asked, and less
-//! often if there are many waiters.
+//! [asks](crate::notify::waiters::Waiters::ask) that wait to walk. A thread checks every [`CHECK`] whether its wait has
+//! been asked, and less often if there are many waiters.
 //!
 //! A push can close a cycle too: it may be unfinished while a wait walks, or may enter a scope or an engine whose end
 //! others await. Such a cycle is found by the next walk of one of its waits.
@@ -425,8 +425,8 @@ pub(crate) struct Cycle {
     pub(crate) through: Option<Pushed>,
 }
 
-/// Looks for a cycle that contains the calling thread's wait and that this thread must end. `is_single` says whether the
-/// thread waits for a single operation.
+/// Looks for a cycle that contains the calling thread's wait and that this thread must end. `is_single` says whether
+/// the thread waits for a single operation.
 pub(crate) fn find_cycle(waiter: &ListedWaiter<'_>, is_single: bool) -> Option<Cycle> {
     // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();

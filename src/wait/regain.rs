@@ -13,8 +13,8 @@
 //!
 //! A function continues without a worker if it receives none within [`LONGEST_STAY`]: all workers may be blocked until
 //! this function makes progress. It queues no longer than its wait's time limit, and does not queue while its engine is
-//! being stopped. If a [held-back push](crate::group::room), whose thread has no worker, runs an operation that a queued
-//! thread pushed, the first function in the queue also continues without a worker.
+//! being stopped. If a [held-back push](crate::group::room), whose thread has no worker, runs an operation that a
+//! queued thread pushed, the first function in the queue also continues without a worker.
 
 use std::{cell::Cell, panic::Location, time::Instant};
 

@@ -1,8 +1,8 @@
 //! Checks the layers of `src`, based on the `use` lines and paths in each file.
 //!
 //! The folders of `src` are layers, listed from top to bottom in `ARCHITECTURE.md`. A file may refer only to files in
-//! its own folder and in lower layers, and the rooms of the engine may refer to [`FACE`]. At most three files may form a
-//! cycle of references.
+//! its own folder and in lower layers, and the rooms of the engine may refer to [`FACE`]. At most three files may form
+//! a cycle of references.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

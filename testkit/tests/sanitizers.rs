@@ -1,6 +1,6 @@
 //! A planted bug for each sanitizer, in an engine's operations, and counterparts without the bugs. `cargo xtask ci
-//! sanitizers` runs each test in a separate process. It fails unless the matching sanitizer reports each bug, and reports
-//! nothing in the counterpart.
+//! sanitizers` runs each test in a separate process. It fails unless the matching sanitizer reports each bug, and
+//! reports nothing in the counterpart.
 //!
 //! All tests are ignored by default: without a sanitizer, those with a bug leak or have undefined behaviour, yet pass.
 

@@ -3,7 +3,6 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 
 mod allocations;
-mod records;
 mod waits;
 
 /// The system's allocator, with each test's counts.
@@ -13,7 +12,6 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         allocations::allocated();
-        records::allocated(layout);
         waits::allocated(layout);
         // SAFETY: the caller fulfils the contract, which is that of the system's allocator.
         unsafe { System.alloc(layout) }
@@ -21,7 +19,6 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         allocations::freed();
-        records::freed(layout);
         waits::freed(layout);
         // SAFETY: the caller fulfils the contract, which is that of the system's allocator.
         unsafe { System.dealloc(memory, layout) }

@@ -1,6 +1,7 @@
 //! The engine's contract, rule by rule, and what a program may rely on beyond it: order, values, names, memory, misuse.
 //!
-//! A test that ends, measures or modifies its process runs in a process of its own, which `raddle_testkit::child` starts.
+//! A test that ends, measures or modifies its process runs in a process of its own, which `raddle_testkit::child`
+//! starts.
 
 mod affinity;
 mod api;

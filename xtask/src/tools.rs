@@ -154,8 +154,8 @@ pub fn has_program(program: &str) -> bool {
     env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(program).exists()))
 }
 
-/// Returns whether there is a nightly toolchain. Looks at the list of toolchains, since naming one that is not installed
-/// may make rustup download it.
+/// Returns whether there is a nightly toolchain. Looks at the list of toolchains, since naming one that is not
+/// installed may make rustup download it.
 pub fn has_nightly() -> bool {
     let (_, list) = Cmd::new("rustup").args(["toolchain", "list"]).capture();
     list.lines().any(|line| line.starts_with("nightly"))

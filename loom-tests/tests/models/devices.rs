@@ -107,8 +107,8 @@ fn an_event_is_available_until_its_operation_is_complete() {
             assert!(lane.after(1).is_none(), "a lane needs an event behind a complete operation");
         });
         if !timeline.is_complete(1) {
-            // Loaded only after a call to `is_complete`, since loom switches threads only where a thread uses one of loom's
-            // objects.
+            // Loaded only after a call to `is_complete`, since loom switches threads only where a thread uses one of
+            // loom's objects.
             let before = published.load(Relaxed);
             if timeline.after(1).is_none() {
                 let complete = timeline.is_complete(1);

@@ -1,5 +1,5 @@
-//! The functions of the fuzz targets, without the fuzzer. Ordinary tests in `tests/contract/corpus.rs` also run them, on the
-//! committed corpora and on seeded inputs.
+//! The functions of the fuzz targets, without the fuzzer. Ordinary tests in `tests/contract/corpus.rs` also run them,
+//! on the committed corpora and on seeded inputs.
 //!
 //! Each target turns bytes into a program and runs it. If a check fails, the target panics with a message that contains
 //! the input. Every input runs under a watchdog, which prints the program's position and ends the process if the input

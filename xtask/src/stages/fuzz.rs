@@ -46,8 +46,8 @@ pub fn run() -> Result {
     let seconds = env::var("RADDLE_FUZZ_SECONDS").unwrap_or_else(|_| "12".into());
     let logs = empty_folder("fuzz")?;
     let mut running = Vec::new();
-    // All targets run in parallel: each has more threads than there are cores anyway. New inputs go to the first folder,
-    // so the checkout does not change. The targets find leaks by counting drops.
+    // All targets run in parallel: each has more threads than there are cores anyway. New inputs go to the first
+    // folder, so the checkout does not change. The targets find leaks by counting drops.
     for name in TARGETS {
         let corpus = empty_folder(&format!("corpus-{name}"))?;
         let log = fs::File::create(logs.join(name)).map_err(|error| error.to_string())?;

@@ -58,8 +58,8 @@ pub const STAGES: &[Stage] = &[
     stage("fuzz", "the fuzz targets, on their corpora and, with a nightly toolchain, on new inputs", fuzz::run),
 ];
 
-/// Builds what later stages run, while a stage waits more than it computes. A stage repeats a build that has failed, and
-/// waits for cargo's lock on one that has not ended.
+/// Builds what later stages run, while a stage waits more than it computes. A stage repeats a build that has failed,
+/// and waits for cargo's lock on one that has not ended.
 pub fn build_ahead() -> Result {
     // Errors are those of the stages.
     let _ = models::build();

@@ -34,8 +34,8 @@ const WITHOUT_LEAKS: [&str; 2] = [
     "--test compound -- a_forgotten_handle_keeps_nothing_alive_but_its_result",
 ];
 
-/// Records are not reused in two of the builds (`raddle_unpooled`): a reused record would look alive and initialised, and
-/// its old bytes would hide leaks of memory to which they point.
+/// Records are not reused in two of the builds (`raddle_unpooled`): a reused record would look alive and initialised,
+/// and its old bytes would hide leaks of memory to which they point.
 const SANITIZERS: [Sanitizer; 3] = [
     Sanitizer {
         name: "address",
@@ -134,8 +134,8 @@ impl Sanitizer {
         self.test(&format!("{line} {name}")).capture()
     }
 
-    /// Requires a report on a planted bug in one of at most four runs: whether a leak is found depends on when the epoch
-    /// allows records to be freed.
+    /// Requires a report on a planted bug in one of at most four runs: whether a leak is found depends on when the
+    /// epoch allows records to be freed.
     fn finds(&self, bug: &str, words: &str) -> Result {
         let mut last = String::new();
         for run in 1..=4 {

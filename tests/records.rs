@@ -1,10 +1,13 @@
 //! Operations' records are reused, a bounded number is kept for reuse, and threads that end keep none. Workers' handles
-//! to their threads are freed. Records and handles are recognised by their layouts.
+//! to their threads are freed.
+//!
+//! This is a separate binary because the test counts the records and the handles of the whole process, which it
+//! recognises by their layouts.
 
-use raddle_testkit::{alone, shapes};
+use raddle_testkit::shapes;
 
 use std::{
-    alloc::Layout,
+    alloc::{GlobalAlloc, Layout, System},
     cell::RefCell,
     sync::{
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -16,6 +19,8 @@ use std::{
 
 use raddle::{Engine, EngineKind, Token};
 use shapes::*;
+
+struct Counting;
 
 /// The numbers of allocations so far and of those still alive.
 struct Count(AtomicUsize, AtomicUsize);
@@ -57,18 +62,28 @@ impl Count {
     }
 }
 
-pub fn allocated(layout: Layout) {
-    if let Some(count) = Count::of(layout) {
-        count.0.fetch_add(1, Relaxed);
-        count.1.fetch_add(1, Relaxed);
+// SAFETY: every call is forwarded to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if let Some(count) = Count::of(layout) {
+            count.0.fetch_add(1, Relaxed);
+            count.1.fetch_add(1, Relaxed);
+        }
+        // SAFETY: the caller fulfils the contract, which is that of the system's allocator.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        if let Some(count) = Count::of(layout) {
+            count.1.fetch_sub(1, Relaxed);
+        }
+        // SAFETY: the caller fulfils the contract, which is that of the system's allocator.
+        unsafe { System.dealloc(memory, layout) }
     }
 }
 
-pub fn freed(layout: Layout) {
-    if let Some(count) = Count::of(layout) {
-        count.1.fetch_sub(1, Relaxed);
-    }
-}
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 /// The number of records in a batch of the pool, including the list's own record.
 const BATCH: usize = 40;
@@ -134,7 +149,6 @@ fn push_at_the_end_of_a_thread(engine: &Engine, (late, held): (&Engine, &Token))
 #[test]
 #[cfg_attr(miri, ignore = "needs many operations")]
 fn records_are_reused_and_freed() {
-    let _alone = alone();
     // The naive engine runs every operation on the pushing thread, so only one cache of records exists.
     let engine = Engine::builder().kind(EngineKind::Naive).build().expect("an engine");
     let tokens: Vec<_> = (0..5).map(|_| engine.token()).collect();
