@@ -38,7 +38,7 @@ pub fn run() -> Result {
     for manifest in ["Cargo.toml", "fuzz/Cargo.toml"] {
         cargo("metadata --locked --format-version 1 --manifest-path").arg(manifest).output()?;
     }
-    let list = cargo("package --no-verify --allow-dirty --list").output()?;
+    let list = cargo("package --package raddle --no-verify --allow-dirty --list").output()?;
     let files: BTreeSet<_> = list.lines().collect();
     let mut wanted: BTreeSet<_> = WANTED.map(str::to_owned).into();
     for file in files.iter().filter(|file| file.ends_with(".rs")) {
