@@ -178,6 +178,8 @@ impl Task {
     pub(crate) unsafe fn fill_erased(task: *mut Self, mut job: ErasedJob) {
         Self::tell_place(task, job.beside());
         let (body, limits, flags) = job.into_parts();
+        // SAFETY: (1): the flags were set by `begin`. Only the job says whether there are limits.
+        unsafe { (*task).flags &= !flag::LIMITED };
         set! { task, body: UnsafeCell::new(MaybeUninit::new(body)) }
         if let Some(limits) = limits {
             set! { task, limits: MaybeUninit::new(NonNull::from(Box::leak(limits))) }
@@ -231,7 +233,6 @@ impl Task {
     unsafe fn add_flags(task: *mut Self, of_job: u16) {
         // SAFETY: (1): the flags were set by `begin`.
         let flags = unsafe { (*task).flags };
-        debug_assert!(flag::LIMITED & flags & !of_job == 0, "the limits must agree with the flags");
         if of_job != 0 {
             set! { task, flags: flags | of_job }
         }
@@ -442,7 +443,7 @@ impl Op<Task> {
     /// # Safety
     /// 1. The operation is asynchronous, and this thread has started it.
     pub(crate) unsafe fn started(&self) -> Cleanup {
-        // SAFETY: (1): ending an asynchronous operation touches only jobs for which this does nothing.
+        // SAFETY: (1): ending an asynchronous operation touches only jobs that end early, which this does not touch.
         unsafe { self.with_body(Body::started) }
     }
 
@@ -764,7 +765,10 @@ impl Body {
     }
 
     pub(crate) fn started(&self) -> Cleanup {
-        let Some(table) = &self.vtable().reporting else { return Cleanup::default() };
+        // Another thread may be ending the operation, and then uses a job that ends early.
+        let Some(table) = self.vtable().reporting.as_ref().filter(|table| !table.ends_early) else {
+            return Cleanup::default();
+        };
         // SAFETY: the storage holds the type that `vtable` was made for.
         unsafe { (table.started)(self.storage()) }
     }

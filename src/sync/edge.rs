@@ -1,9 +1,9 @@
 //! Every edge of raddle: the points at which one thread hands something to another, and what it hands over.
 //!
-//! An edge has a release side and an acquire side, and each side is one place in the sources, which takes its ordering
-//! from here: `release(edge::batch::PUSH)` is [`Ordering::Release`]. A fence is both sides at once. A relaxed access
-//! hands nothing over; its comment says why that suffices. The module [`step`] lists the steps of protocols that are
-//! not orderings, such as a second look at a queue.
+//! An edge has a release side and an acquire side. Each side is a step of the protocol, mostly one place in the sources,
+//! and takes its ordering from here: `release(edge::batch::PUSH)` is [`Ordering::Release`]. A fence is both sides at
+//! once. A relaxed access hands nothing over; its comment says why that suffices. The module [`step`] lists the steps of
+//! protocols that are not orderings, such as a second look at a queue.
 //!
 //! In an ordinary build, all of this is constant. In a build for models, the environment variable `RADDLE_WEAKENED`
 //! names one side or step, such as `batch::PUSH`, and the process runs without it: the ordering is relaxed, the fence
@@ -31,9 +31,9 @@ pub(crate) struct Fence(Switch);
 #[derive(Clone, Copy)]
 pub(crate) struct Step(Switch);
 
-/// The acquire side of an edge whose release side is a device, or the reverse.
+/// The release side of an edge, in a device or in code of another crate.
 #[derive(Clone, Copy)]
-pub(crate) struct Device(#[allow(dead_code, reason = "the side of a device is only declared")] Switch);
+pub(crate) struct ForeignRelease(#[allow(dead_code, reason = "only declared")] Switch);
 
 /// The ordering of a store, or of a change that takes nothing over.
 #[inline(always)]
@@ -141,11 +141,10 @@ const fn has_both_sides(kinds: &[&str]) -> bool {
     let (mut releases, mut acquires, mut fences, mut steps, mut at) = (0, 0, 0, 0, 0);
     while at < kinds.len() {
         match kinds[at].as_bytes()[0] {
-            b'R' => releases += 1,
             b'A' => acquires += 1,
-            b'F' => fences += 1,
             b'S' => steps += 1,
-            _ => (releases, acquires) = (releases + 1, acquires + 1),
+            b'F' if kinds[at].len() == "Fence".len() => fences += 1,
+            _ => releases += 1,
         }
         at += 1;
     }
@@ -281,11 +280,11 @@ edges! {
 
     /// Memory: a list of free or retired records, its contents, and its word.
     batch {
-        /// `Stack::push`.
+        /// `BatchStack::push`.
         Release PUSH;
-        /// `Stack::pop`: the head.
+        /// `BatchStack::pop`: the head.
         Acquire POP;
-        /// `Stack::pop`: the head that another thread has stored meanwhile.
+        /// `BatchStack::pop`: the head that another thread has stored meanwhile.
         Acquire RETRY;
     }
 
@@ -374,7 +373,7 @@ edges! {
         /// `Lane::idle_since`.
         Fence SNAPSHOT unmodelled "a guess: pops release nothing, so it may miss an operation even with the fence";
         /// A worker counts its find before it takes an operation away, which is an exchange.
-        Device FOUND unmodelled "the exchanges of crossbeam-deque";
+        ForeignRelease FOUND unmodelled "the exchanges of crossbeam-deque";
     }
 
     /// Count of pending operations: what the operations did.
@@ -511,7 +510,7 @@ edges! {
         Release REUSED;
         /// `Slots::add`: a new slot.
         Release NEW;
-        /// `Slots::each`: the list.
+        /// `Slots::slots`: the list.
         Acquire LIST;
         /// `Slots::each`: a slot.
         Acquire EACH;
@@ -544,7 +543,7 @@ edges! {
     /// CUDA: what the commands before a mark have written.
     mark {
         /// The device's own fence before it writes a mark.
-        Device WRITTEN unmodelled "a device, which models do not have";
+        ForeignRelease WRITTEN unmodelled "a device, which models do not have";
         /// The word to which a stream writes its marks.
         Acquire PASSED unmodelled "a device, which models do not have";
         /// The same, at the end of the stream.
@@ -663,7 +662,7 @@ edges! {
         Step DEFERRED_ADOPTED;
         /// `tracker::insert`: a thread that finds an access at the tail counts it as registered.
         Step REGISTERED_AT_TAIL;
-        /// `tracker::propagate`: a satisfaction is counted only once the next access has its flags.
+        /// `propagate_from_reader`: a satisfaction is counted only once the next access has its flags.
         Step SATISFIED_LATE;
         /// `tracker::insert` looks whether the variable is closed.
         Step CLOSED_CHECKED;
@@ -711,12 +710,12 @@ edges! {
 
     /// Steps whose models have whole engines.
     engine_step {
-        /// `Worker::find`: a worker that takes a batch notifies another worker.
+        /// `Worker::pop_injector`: a worker that takes a batch notifies another worker.
         Step BATCH_NOTIFIES;
         /// A CPU operation waits for no device once it has entered its lane (`Core::schedule_beside_gpus`).
         Step END_WAITING_FOR_DEVICES;
         /// Operations that became ready are scheduled before the program is notified (`Core::defer_epilogue`,
-        /// `workers::execute_otherwise`).
+        /// `Core::execute_inline`).
         Step SCHEDULE_THEN_NOTIFY;
         /// The thread of a GPU lane wakes futures itself once the engine is closed (`Core::wake`).
         Step WAKE_HERE_ONCE_CLOSED;

@@ -259,7 +259,9 @@ pub(crate) fn sleep_listed<R>(
         // Models have neither dumps nor a clock.
         return wait(None);
     }
-    let (engine, inside, is_outside) = (deadlock::engine(core), &frame::inside(), !frame::in_program());
+    let (engine, inside) = (deadlock::engine(core), &frame::inside());
+    // A push that is held back is not a wait of the program.
+    let is_outside = awaits != Awaits::Room && !frame::in_program();
     waiters().during(BlockingWait { engine, inside, is_outside, kind, awaits, goal, since, is_over }, |waiter| {
         let result = wait(Some(waiter).filter(|waiter| waiter.is_watched()));
         // Noted while the thread is listed, so that the program never seems still in between.

@@ -526,6 +526,10 @@ pub(super) fn refuse_cycle(
     describe: Option<&dyn Fn() -> Awaited>,
     is_over: &IsOver<'_>,
 ) -> Result<(), WaitError> {
+    if frame::inside().is_empty() {
+        // Nothing can stand behind a thread outside all operations.
+        return Ok(());
+    }
     let awaits = if describe.is_some() { Awaits::Operation } else { Awaits::Group };
     wait::sleep_listed(core, Kind::Refusable, awaits, Some(goal), Instant::now(), is_over, |waiter| {
         match waiter.and_then(|waiter| find_cycle(waiter, describe.is_some())) {
