@@ -179,7 +179,7 @@ kills! {
         "step::RETIRE": "use after reclamation",
     }
     a_list_is_not_freed_while_a_slow_pop_reads_its_word {
-        "step::RETIRE": "use after reclamation",
+        only loom "step::RETIRE": "use after reclamation",
     }
     a_thread_that_finds_a_marked_record_sees_it_as_it_was_marked {
         "marked::MARKED": "Causality violation",

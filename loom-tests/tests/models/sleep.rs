@@ -359,11 +359,11 @@ kills! {
     }
     two_pushes_are_taken_once_each_and_the_end_reaches_both_workers {
         "sleep::NOTIFY_ALL": "deadlock",
-        "step::END_CHECKED_AGAIN": "deadlock",
+        only loom "step::END_CHECKED_AGAIN": "deadlock",
     }
     two_pushes_reach_two_workers_that_take_one_operation_each {
         "sleep::STOP_SEARCH": "deadlock",
-        "step::LAST_SEARCHER_CHECKS": "deadlock",
+        only loom "step::LAST_SEARCHER_CHECKS": "deadlock",
     }
     two_pushes_reach_two_workers_with_timed_parks {
         "step::TIMED_PARK_ENDS": "deadlock",
@@ -376,7 +376,7 @@ kills! {
         "sleep::NOTIFY": "deadlock",
     }
     a_push_reaches_a_worker_that_has_moved_to_another_thread {
-        "step::RETIRE": "use after reclamation",
+        only loom "step::RETIRE": "use after reclamation",
     }
     a_notifier_reads_a_complete_thread_handle_that_is_not_freed {
         "thread::SET": "Causality violation",
@@ -384,7 +384,7 @@ kills! {
         "step::PIN": "use after reclamation",
     }
     the_rest_of_a_stolen_batch_reaches_a_worker_that_has_searched_in_vain {
-        "step::STEAL_NOTIFIES": "deadlock",
+        only loom "step::STEAL_NOTIFIES": "deadlock",
     }
     the_second_successor_of_an_operation_reaches_a_worker_that_parks {
         "step::SUCCESSORS_NOTIFY": "deadlock",
