@@ -25,7 +25,8 @@ pub fn run() -> Result {
     };
     with("check --lib").run()?;
     with("check --lib --features derive,metrics,tracing").run()?;
-    with("test --lib --test contract -- --skip memory:: --skip idle::").run()
+    with("test --lib").run()?;
+    with("test --test contract -- semantics::").run()
 }
 
 /// Unpacks the compiler into `folder`. Returns whether it succeeds.
