@@ -418,8 +418,11 @@ impl Op<Task> {
     /// 2. This is called once.
     #[inline(always)]
     pub(crate) unsafe fn start(&self, cx: &Call<'_>) -> Result<(), Cause> {
-        // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| body.start(cx)) }
+        // The cell is not borrowed during the call: the function looks at the handle, and another thread may end the
+        // operation meanwhile.
+        // SAFETY: (1) makes this thread the only user of the body, except of jobs that end early.
+        let body = unsafe { self.with_body(|body| Body(body.0)) };
+        body.start(cx)
     }
 
     /// Calls the function.

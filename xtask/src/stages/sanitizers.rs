@@ -86,7 +86,8 @@ impl Sanitizer {
         let options =
             format!("halt_on_error=1 suppressions={} external_symbolizer_path={symbolizer}", suppressions.display());
         // The instrumented libraries are slow. Optimizing them saves more time than it costs.
-        test.args(["--config", "profile.test.package.\"*\".opt-level = 1", "test", "--target", PLATFORM])
+        test.args(["--config", "profile.test.package.raddle.opt-level = 1"])
+            .args(["--config", "profile.test.package.\"*\".opt-level = 1", "test", "--target", PLATFORM])
             .args(line.split_whitespace())
             .flags(&format!("sanitizers/{}", self.name), self.flags)
             // The reports give lines.
