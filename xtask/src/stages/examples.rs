@@ -32,6 +32,7 @@ pub fn run() -> Result {
     let text = train.arg("--trace").arg(folder.join("train.pftrace")).output()?;
     println!("{text}");
     require_files(&folder, ["mistakes.png", "train.pftrace"])?;
-    let overlaps = text.lines().filter(|line| line.ends_with("updates of the last epoch ran during the backward pass"));
-    require(overlaps.filter(|line| !line.starts_with("0 ")).count() > 0, "no update ran during the backward pass")
+    let overlaps = |line: &str| line.contains(" updates of the last epoch ran during the backward pass");
+    let overlap = text.lines().find(|line| overlaps(line) && !line.starts_with("0 "));
+    require(overlap.is_some(), "no update ran during the backward pass")
 }
