@@ -1,9 +1,9 @@
 //! Every edge of raddle: the points at which one thread hands something to another, and what it hands over.
 //!
-//! An edge has a release side and an acquire side. Each side is a step of the protocol, mostly one place in the sources,
-//! and takes its ordering from here: `release(edge::batch::PUSH)` is [`Ordering::Release`]. A fence is both sides at
-//! once. A relaxed access hands nothing over; its comment says why that suffices. The module [`step`] lists the steps of
-//! protocols that are not orderings, such as a second look at a queue.
+//! An edge has a release side and an acquire side. Each side is a step of the protocol, mostly one place in the
+//! sources, and takes its ordering from here: `release(edge::batch::PUSH)` is [`Ordering::Release`]. A fence is both
+//! sides at once. A relaxed access hands nothing over; its comment says why that suffices. The module [`step`] lists
+//! the steps of protocols that are not orderings, such as a second look at a queue.
 //!
 //! In an ordinary build, all of this is constant. In a build for models, the environment variable `RADDLE_WEAKENED`
 //! names one side or step, such as `batch::PUSH`, and the process runs without it: the ordering is relaxed, the fence
@@ -491,9 +491,9 @@ edges! {
     /// Engines: their uses through all handles, so that none of these sees the phase of the shutdown.
     open_handles {
         /// A handle is dropped.
-        Release DROPPED unmodelled "a violation is a load of a store from the future, which models do not explore";
+        Release DROPPED unmodelled "without it, a store from the future is loaded, which models do not explore";
         /// The last handle is dropped.
-        Acquire LAST unmodelled "as above";
+        Acquire LAST unmodelled "without it, a store from the future is loaded, which models do not explore";
     }
 
     /// Cancellation: the drop of a cancelled operation's function.
