@@ -38,7 +38,7 @@ use crate::block_on;
 pub const fn fewer(count: usize) -> usize {
     if cfg!(miri) {
         count.div_ceil(100)
-    } else if cfg!(any(raddle_tsan, raddle_unpooled)) {
+    } else if cfg!(raddle_sanitized) {
         count.div_ceil(2)
     } else {
         count

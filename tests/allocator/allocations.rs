@@ -35,8 +35,8 @@ pub fn freed() {
 }
 
 /// The number of operations per round: `MANY` for the common ways to push, `SOME` for the others.
-const MANY: usize = 50_000;
-const SOME: usize = 30_000;
+const MANY: usize = 20_000;
+const SOME: usize = 10_000;
 
 /// The limit on pending operations, which bounds the number of records in use at any time.
 const BURST: usize = 500;

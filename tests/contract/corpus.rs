@@ -22,7 +22,7 @@ fn replay(target: &str) {
         }
         assert!(inputs > 10, "the corpus of {target} has only {inputs} inputs");
     }
-    for seed in 0..240 {
+    for seed in 0..80 {
         let mut random = Random::new(seed);
         let input: Vec<u8> = (0..1 + random.below(600)).map(|_| random.below(256) as u8).collect();
         run(&input);

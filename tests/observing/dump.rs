@@ -331,7 +331,7 @@ fn the_json_of_a_dump_has_the_values_of_the_fields() {
 
 /// The number of operations: large enough that quadratic searches would exceed the time limit. Sanitizers slow every
 /// search tenfold.
-const MANY: usize = if cfg!(any(raddle_tsan, raddle_unpooled)) { 10_000 } else { 20_000 };
+const MANY: usize = 20_000;
 
 #[test]
 fn a_dump_of_many_operations_is_fast() {
@@ -896,7 +896,7 @@ fn hostile_names_do_not_break_the_formats() {
 #[cfg_attr(miri, ignore = "a thousand threads take too long")]
 fn dumps_are_sound_while_a_thousand_threads_push_and_wait() {
     watched_for(Duration::from_secs(120), || {
-        let threads = if cfg!(any(raddle_tsan, raddle_unpooled)) { 200 } else { 1000 };
+        let threads = 1000;
         let engine = Engine::builder().workers(2).build().unwrap();
         let x = engine.var(0u64).named("x");
         let over = AtomicBool::new(false);

@@ -199,7 +199,7 @@ fn in_a_child_a_long_chain_of_variables() {
             engine.shutdown(Shutdown::Drain, None).unwrap();
         }
         // Some threads have small stacks. Sanitizers need more stack than the library itself.
-        let size = if cfg!(any(raddle_unpooled, raddle_tsan)) { 2 << 20 } else { 128 << 10 };
+        let size = if cfg!(raddle_sanitized) { 2 << 20 } else { 128 << 10 };
         let small = thread::Builder::new().stack_size(size).spawn(move || drop(head)).unwrap();
         small.join().unwrap();
         if !shut_down {

@@ -1,6 +1,6 @@
 //! Training by several processes.
 
-use crate::tools::{Result, cargo, has, install, skip};
+use crate::tools::{Result, cargo, install, skip};
 
 pub fn run() -> Result {
     let packages = [
@@ -11,9 +11,6 @@ pub fn run() -> Result {
     if !packages.iter().all(|(pattern, package)| install(pattern, package)) {
         skip("MPI is neither installed nor installable (libopenmpi-dev, openmpi-bin, libclang-dev)");
         return Ok(());
-    }
-    if has("clippy") {
-        cargo("clippy --package raddle-train --all-targets --features mpi -- -D warnings").run()?;
     }
     cargo("test --package raddle-train --features mpi --lib --test processes").run()
 }
