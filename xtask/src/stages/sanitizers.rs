@@ -55,7 +55,7 @@ const SANITIZERS: [Sanitizer; 3] = [
         with_std: true,
         // ThreadSanitizer supports at most 65,536 nested calls.
         tests: &[
-            "--test contract -- --skip a_naive_engine_runs_an_awaited_operation_at_any_depth",
+            "--test contract -- --skip panics:: --skip a_naive_engine_runs_an_awaited_operation_at_any_depth",
             "--test waiting -- --skip ten_thousand_nested_waits_end",
             "--test devices --",
         ],
