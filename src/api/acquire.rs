@@ -182,6 +182,6 @@ impl<G> Drop for Acquire<G> {
         acquiring.beside().cancel(Cancel::Quietly);
         // If the operation has started, its unclaimed guards are dropped either here or on the thread that would have
         // passed them to this future.
-        drop(acquiring.abandon());
+        drop(acquiring.give_up(false));
     }
 }

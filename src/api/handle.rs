@@ -13,7 +13,7 @@ use crate::{
     context::core_ref::CoreRef,
     engine::core::Core,
     error::{push::PushError, wait::WaitError},
-    notify::{claim::Cancel, oneshot::Waiter},
+    notify::{claim::Cancel, oneshot::Waiter, wakers::Wakers},
     op::{
         cancellable::{Cancellable, Function, Handled},
         waits::Begun,
@@ -147,7 +147,7 @@ impl<R> OpHandle<R> {
             // Another thread of the parent process may have held the oneshot's lock at the fork.
             return;
         }
-        if let Some(Err(failure)) = self.waiter.oneshot().ignore() {
+        if let Some(Err(failure)) = self.waiter.oneshot().give_up(true) {
             failure.mark_reported();
         }
     }
@@ -215,10 +215,20 @@ impl<R> OpHandle<R> {
         let Ok(live) = self.core.live() else { return false };
         let handled = self.waiter.oneshot();
         handled.beside().cancel(how, live.failures(), |failure| {
-            if let Some(wakers) = handled.set(Err(failure)) {
-                wakers.wake();
-            }
+            handled.set(Err(failure)).into_iter().flatten().for_each(Wakers::wake);
         })
+    }
+}
+
+impl<R> Drop for OpHandle<R> {
+    /// Records that nobody will take the result, so that the operation drops its value before it is counted out. That
+    /// cannot be left to the last reference, which the function of an operation that has ended may still have.
+    fn drop(&mut self) {
+        let oneshot = self.waiter.oneshot();
+        // In a forked child, another thread of the parent process may have held the oneshot's lock at the fork.
+        if Arc::strong_count(oneshot) > 1 && !self.core.is_forked() {
+            drop(oneshot.give_up(false));
+        }
     }
 }
 

@@ -119,7 +119,7 @@ fn finish_completed(core: &Arc<Core>, completed: Completed) {
         let mut rest = Some((result, ended));
         run(&mut || drop(rest.take()));
     }
-    if let Some(limits) = limits {
+    if let Some(limits) = limits.filter(|limits| limits.must_leave()) {
         // SAFETY: (1): this thread has ended the operation.
         run_program_code(core, &op, None, || unsafe { limits.leave() });
     }

@@ -210,7 +210,7 @@ impl Wake for End {
             }
             if closed {
                 end(&core, None);
-                return told.and_then(|told| told.set(Ok(()))).into_iter().for_each(Wakers::wake);
+                return told.and_then(|told| told.set(Ok(())).ok().flatten()).into_iter().for_each(Wakers::wake);
             }
             close(&core);
         }

@@ -331,7 +331,7 @@ impl Scoped {
             // abandoned.
             let of_task = members.iter().filter(|handled| handled.beside().place().task() == Some(task));
             let abandon = |handled: &&Arc<Handled<()>>| {
-                let tell = |failure| handled.set(Err(failure)).into_iter().for_each(Wakers::wake);
+                let tell = |failure| handled.set(Err(failure)).into_iter().flatten().for_each(Wakers::wake);
                 let mut abandoned = false;
                 let run = || abandoned = handled.beside().abandon(live.failures(), tell);
                 if let Err(payload) = panics::catch(|| frame::enter_after(&self.core, run)) {

@@ -23,10 +23,10 @@ enum OneshotState<R> {
     /// As `Pending`, but threads may be waiting. A state of its own, since a notification costs a system call even if no
     /// thread is waiting, and a field would make many states larger.
     Awaited(Waiting),
+    /// There is no result yet, and nobody will take it. The field says whether a failure set later counts as reported.
+    Unwanted(bool),
     Done(Result<R, OpError>),
     Taken,
-    /// There is no result yet, and none is wanted. A failure set later counts as reported.
-    Ignored,
 }
 
 impl<R> OneshotState<R> {
@@ -52,7 +52,7 @@ impl<R> OneshotState<R> {
     fn take(&mut self) -> Result<R, NoValue> {
         match std::mem::replace(self, Self::Taken) {
             Self::Done(result) => result.map_err(NoValue::Failed),
-            Self::Taken | Self::Ignored => Err(NoValue::Taken),
+            Self::Taken | Self::Unwanted(_) => Err(NoValue::Taken),
             Self::Pending(_) | Self::Awaited(_) => unreachable!("called only when there is a result"),
         }
     }
@@ -62,7 +62,7 @@ impl OneshotState<()> {
     fn share(&mut self) -> Result<(), NoValue> {
         match self {
             Self::Done(result) => result.clone().map_err(NoValue::Failed),
-            Self::Taken | Self::Ignored => Err(NoValue::Taken),
+            Self::Taken | Self::Unwanted(_) => Err(NoValue::Taken),
             Self::Pending(_) | Self::Awaited(_) => unreachable!("called only when there is a result"),
         }
     }
@@ -86,6 +86,9 @@ impl From<NoValue> for WaitError {
         }
     }
 }
+
+/// What [`Oneshot::set`] returns: the wakers of the waiting futures, or the result, if nobody will take it.
+pub type Set<R> = Result<Option<Wakers>, Result<R, OpError>>;
 
 /// A result that is set once, and either taken once or [shared](Oneshot::wait_shared) by all waiters. A `T` is stored
 /// beside it in the same allocation.
@@ -115,7 +118,7 @@ impl<R, T> Oneshot<R, T> {
     pub fn into_result(self) -> Option<Result<R, OpError>> {
         match self.state.into_inner().unwrap_or_else(PoisonError::into_inner) {
             OneshotState::Done(result) => Some(result),
-            OneshotState::Pending(_) | OneshotState::Awaited(_) | OneshotState::Taken | OneshotState::Ignored => None,
+            _ => None,
         }
     }
 }
@@ -126,61 +129,53 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         &self.beside
     }
 
-    /// Sets the result, wakes the waiting threads, and returns the wakers of the waiting futures. If the result is
-    /// [ignored](Self::ignore), stores it and marks a failure as reported. If a result has already been set, or none
-    /// will be taken ([`abandon`](Self::abandon)), drops `result`.
-    #[must_use = "futures wait to be woken"]
-    pub fn set(&self, result: Result<R, OpError>) -> Option<Wakers> {
+    /// Sets the result, wakes the waiting threads, and returns the wakers of the waiting futures.
+    ///
+    /// # Errors
+    /// Returns `result`, which the caller must drop, if a result was set before or nobody [wants](Self::give_up) one.
+    pub fn set(&self, result: Result<R, OpError>) -> Set<R> {
         let mut state = lock(&self.state);
         let is_awaited = matches!(*state, OneshotState::Awaited(_));
         let wakers = match &mut *state {
             OneshotState::Pending(waiting) | OneshotState::Awaited(waiting) => waiting.take_up_to(u64::MAX),
-            OneshotState::Ignored => {
+            unwanted => {
+                let is_ignored = matches!(unwanted, OneshotState::Unwanted(true));
+                if !matches!(unwanted, OneshotState::Done(_)) {
+                    *unwanted = OneshotState::Taken;
+                }
                 drop(state);
-                if let Err(failure) = &result {
+                if let (true, Err(failure)) = (is_ignored, &result) {
                     failure.mark_reported();
                 }
-                // The result stays here, so that the owner of the last reference to the oneshot drops it.
-                *lock(&self.state) = OneshotState::Done(result);
-                return None;
+                return Err(result);
             }
-            OneshotState::Done(_) | OneshotState::Taken => return None,
         };
         *state = OneshotState::Done(result);
         drop(state);
         if is_awaited && !removed(step::RESULT_WAKES_THREADS) {
             self.done.notify_all();
         }
-        wakers
+        Ok(wakers)
     }
 
-    /// Records that the result is not wanted: a failure set later counts as reported. Returns the result if it was set
-    /// before and has not been taken.
-    pub fn ignore(&self) -> Option<Result<R, OpError>> {
+    /// Records that nobody will take the result. If `is_ignored`, a failure set later counts as reported. Returns the
+    /// result if it was set before and has not been taken.
+    pub fn give_up(&self, is_ignored: bool) -> Option<Result<R, OpError>> {
         let mut state = lock(&self.state);
-        let is_set = matches!(*state, OneshotState::Done(_) | OneshotState::Taken);
-        let before = std::mem::replace(&mut *state, if is_set { OneshotState::Taken } else { OneshotState::Ignored });
+        let after = match &*state {
+            OneshotState::Done(_) | OneshotState::Taken => OneshotState::Taken,
+            OneshotState::Unwanted(true) => return None,
+            _ => OneshotState::Unwanted(is_ignored),
+        };
+        let before = std::mem::replace(&mut *state, after);
         // The lock is released before the wakers in the old state are dropped, since their drops may run program code.
         drop(state);
-        match before {
-            OneshotState::Done(result) => Some(result),
-            OneshotState::Pending(_) | OneshotState::Awaited(_) | OneshotState::Taken | OneshotState::Ignored => None,
-        }
+        if let OneshotState::Done(result) = before { Some(result) } else { None }
     }
 
-    /// Records that the result will not be taken: a result set later is dropped by the call that sets it. Returns the
-    /// result if it was set before and has not been taken.
-    pub fn abandon(&self) -> Option<Result<R, OpError>> {
-        let before = std::mem::replace(&mut *lock(&self.state), OneshotState::Taken);
-        match before {
-            OneshotState::Done(result) => Some(result),
-            OneshotState::Pending(_) | OneshotState::Awaited(_) | OneshotState::Taken | OneshotState::Ignored => None,
-        }
-    }
-
-    /// Whether the result was set, even if it has since been taken. Also true if the result is no longer wanted.
+    /// Whether the result was set, even if it has since been taken.
     pub fn is_done(&self) -> bool {
-        !lock(&self.state).is_pending()
+        matches!(*lock(&self.state), OneshotState::Done(_) | OneshotState::Taken)
     }
 
     /// Takes the result if it has been set, or returns that it was taken or is no longer wanted. Returns `None` if the
@@ -279,7 +274,7 @@ impl<R, T: ?Sized> Drop for Waiter<R, T> {
     fn drop(&mut self) {
         wakers::leave(&self.oneshot.state, &mut self.key, |state| match state {
             OneshotState::Pending(waiting) | OneshotState::Awaited(waiting) => Some(waiting),
-            OneshotState::Done(_) | OneshotState::Taken | OneshotState::Ignored => None,
+            OneshotState::Unwanted(_) | OneshotState::Done(_) | OneshotState::Taken => None,
         });
     }
 }

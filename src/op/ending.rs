@@ -17,7 +17,10 @@ use smallvec::SmallVec;
 use crate::{
     error::op::OpError,
     notify::pending::Ticket,
-    op::task::{Cleanup, Task, flag},
+    op::{
+        limits::Limits,
+        task::{Cleanup, Task, flag},
+    },
     testing::pause::{self, Point},
     trace::Outcome,
     tracker::{Hold, Op, OpRef},
@@ -109,7 +112,7 @@ impl Completed {
     #[inline]
     pub(crate) fn succeeded(op: Hold<Task>) -> Epilogue {
         let cleanup = Self::report(&op, Ok(()), FnState::Called);
-        if cleanup.is_none() && !op.task().has(flag::LIMITED) {
+        if cleanup.is_none() && !must_leave(&op) {
             // Its drop would do nothing, but cost instructions.
             mem::forget(cleanup);
             return Epilogue::CountOut(Self::release(op));
@@ -145,6 +148,12 @@ impl Completed {
             || self.result.is_err()
             || !self.ended.is_empty()
             || !self.cleanup.is_none()
-            || self.op.task().has(flag::LIMITED)
+            || must_leave(&self.op)
     }
+}
+
+/// Whether an operation that has ended must still leave its group or family.
+#[inline]
+fn must_leave(op: &Op<Task>) -> bool {
+    op.task().limits().is_some_and(Limits::must_leave)
 }

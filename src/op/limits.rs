@@ -217,6 +217,13 @@ impl Limits {
         }
     }
 
+    /// Whether [`leave`](Self::leave) has anything to do: not if there is only a deadline. Called by the thread that ends
+    /// the operation.
+    pub(crate) fn must_leave(&self) -> bool {
+        let own = self.own();
+        own.group.is_some() || own.kin.is_some() || own.plan.is_some() || own.parent_of.is_some()
+    }
+
     /// Counts the operation out of its groups, and ends its share of its family.
     ///
     /// # Safety

@@ -43,7 +43,13 @@ use crate::{
         op::{Cause, OpError},
     },
     memory::epoch,
-    notify::{async_state::AsyncState, claim::Cancel, oneshot::Oneshot, pending::Ticket, wakers::Wakers},
+    notify::{
+        async_state::AsyncState,
+        claim::Cancel,
+        oneshot::{Oneshot, Set},
+        pending::Ticket,
+        wakers::Wakers,
+    },
     op::{
         cancellable::{Cancellable, Function, Place},
         frame::Call,
@@ -812,9 +818,12 @@ pub(crate) struct Cleanup {
 }
 
 impl Cleanup {
-    /// Creates the `Cleanup` of a `oneshot` that has been set, with the `wakers` found in it.
-    pub(crate) fn new<R: Send + 'static, T>(wakers: Option<Wakers>, oneshot: Arc<Oneshot<R, T>>) -> Self {
-        let unwanted = Arc::into_inner(oneshot).and_then(Oneshot::into_result);
+    /// Creates the `Cleanup` of a `oneshot` that was set, with what [`Oneshot::set`] returned.
+    pub(crate) fn new<R: Send + 'static, T>(set: Set<R>, oneshot: Arc<Oneshot<R, T>>) -> Self {
+        let (wakers, unwanted) = match set {
+            Ok(wakers) => (wakers, Arc::into_inner(oneshot).and_then(Oneshot::into_result)),
+            Err(result) => (None, Some(result)),
+        };
         // Dropping a result that needs no drop runs no program code.
         let unwanted = unwanted.filter(|result| result.is_err() || needs_drop::<R>());
         Self { wakers, unwanted: unwanted.map(|result| Box::new(result) as _) }

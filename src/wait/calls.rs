@@ -535,7 +535,7 @@ impl Sink for Found {
     /// variable is idle.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         let Some(oneshot) = self.oneshot.take() else { return Cleanup::default() };
-        let wakers = oneshot.set(self.failure.take().map_or(Ok(()), Err));
-        Cleanup::new(wakers, oneshot)
+        let set = oneshot.set(self.failure.take().map_or(Ok(()), Err));
+        Cleanup::new(set, oneshot)
     }
 }

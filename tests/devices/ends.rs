@@ -6,7 +6,7 @@ use std::{
     fmt,
     sync::{Mutex, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use raddle::{
@@ -20,8 +20,8 @@ use super::{
     manual, ms, pinned, random, send_thread_name, simulated, upload,
 };
 use crate::common::{
-    AWHILE, Gate, Journal, KINDS, MOMENT, SOON, THREADED, block_on, eventually, failure, hold, lock, logger::log_to,
-    watched, watched_for,
+    AWHILE, Gate, Journal, KINDS, MOMENT, PATIENCE, SOON, THREADED, block_on, eventually, failure, hold, lock,
+    logger::log_to, occupy, poll_once, watched, watched_for,
 };
 
 // -------------------------------------------------------------------------------------------------------- waits ----
@@ -48,6 +48,29 @@ fn a_handle_is_done_when_the_device_has_done_the_work() {
             assert!(!second.is_done());
             gpu.advance(ms(1));
             assert_eq!(block_on(second).unwrap(), "issued");
+        });
+    }
+}
+
+/// An operation with nothing left to do after its end needs no worker for it, even if it has a deadline.
+#[test]
+fn an_operation_on_a_device_is_counted_out_while_all_workers_are_busy() {
+    for kind in THREADED {
+        watched(move || {
+            let engine = engine(kind, &SimulatedGpu::default());
+            for deadline in [None, Some(Instant::now() + 2 * PATIENCE)] {
+                let token = engine.token();
+                let gate = hold(&engine, &token);
+                let op = engine.op("on the device").on(GPU).writes([&token]);
+                let op = if let Some(deadline) = deadline { op.deadline(deadline) } else { op };
+                op.push_sync(|_| ()).unwrap();
+                let mut all = engine.wait_for_all_async();
+                assert!(poll_once(&mut all).is_pending());
+                let busy = occupy(&engine, 2);
+                gate.open();
+                eventually("the operation is counted out", || poll_once(&mut all).is_ready());
+                busy.open();
+            }
         });
     }
 }

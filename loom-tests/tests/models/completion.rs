@@ -143,7 +143,7 @@ fn a_completion_dropped_in_its_own_function_completes_the_operation_immediately(
 
 /// Sets the result and wakes the waiting futures.
 fn set(oneshot: &Oneshot<i32>) {
-    if let Some(wakers) = oneshot.set(Ok(5)) {
+    if let Some(wakers) = oneshot.set(Ok(5)).expect("the result is wanted") {
         wakers.wake();
     }
 }

@@ -197,6 +197,49 @@ fn an_async_operation_completes_when_its_function_drops_the_completion() {
     });
 }
 
+/// A value that no handle can return is dropped before its operation is counted out, even if the operation is
+/// asynchronous, and ends while its function is still on a stack.
+#[test]
+fn a_value_without_a_handle_is_dropped_before_a_wait_for_all_is_over() {
+    /// Looks at the value when the wait is over.
+    struct Look {
+        value: Arc<()>,
+        is_dropped: Mutex<Option<bool>>,
+    }
+    impl Wake for Look {
+        fn wake(self: Arc<Self>) {
+            *lock(&self.is_dropped) = Some(Arc::strong_count(&self.value) == 1);
+        }
+    }
+    type Submit = fn(&Engine, Token, Arc<()>) -> Result<(), PushError>;
+    let submits: [Submit; 3] = [
+        |engine, token, value| engine.op("sync").writes([&token]).submit((), move |()| value).map(drop),
+        |engine, token, value| {
+            let completes = move |done: Completion| {
+                done.complete();
+                value
+            };
+            engine.op("completion").writes([&token]).submit(completion(), completes).map(drop)
+        },
+        |engine, token, value| {
+            engine.op("future").writes([&token]).submit_future((), move |()| async move { value }).map(drop)
+        },
+    ];
+    on_kinds(&KINDS, 1, move |engine| {
+        for submit in submits {
+            let (token, value) = (engine.token(), Arc::new(()));
+            let gate = hold(&engine, &token);
+            submit(&engine, token, Arc::clone(&value)).unwrap();
+            let look = Arc::new(Look { value, is_dropped: Mutex::default() });
+            let mut all = engine.wait_for_all_async();
+            assert!(Pin::new(&mut all).poll(&mut Context::from_waker(&Waker::from(Arc::clone(&look)))).is_pending());
+            gate.open();
+            eventually("the wait is over", || lock(&look.is_dropped).is_some());
+            assert_eq!(*lock(&look.is_dropped), Some(true), "the value was not dropped yet");
+        }
+    });
+}
+
 #[test]
 fn an_early_failure_of_an_async_function_takes_effect_at_its_completion() {
     on_kinds(&KINDS, 1, |engine| {

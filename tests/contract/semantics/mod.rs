@@ -11,12 +11,13 @@ use std::{
     future::Future,
     hash::{DefaultHasher, Hash, Hasher},
     panic::panic_any,
+    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
-    task::Poll,
+    task::{Context, Poll, Wake, Waker},
     thread,
     time::{Duration, Instant},
 };
