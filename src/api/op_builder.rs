@@ -30,7 +30,12 @@ use crate::{
     },
     device::memory::{DeviceVec, PinnedVec},
     engine::{core::Core, push},
-    error::{BoxError, device::DeviceError, op::Cause, push::PushError},
+    error::{
+        BoxError,
+        device::DeviceError,
+        op::Cause,
+        push::{Misfit, NoAccess, PushError},
+    },
     future::{future_task, held::Share},
     gpu,
     group::{
@@ -133,9 +138,9 @@ impl OpContext<'_> {
     /// # }
     /// ```
     ///
-    /// A push through the builder returns [`PushError::NotHeld`] if this operation does not hold one of the child's
-    /// variables, or only reads one that the child mutates. It returns [`PushError::NotAParent`] if this operation was
-    /// pushed without `with_children`.
+    /// A push through the builder is refused with [`NoAccess::NotHeld`] if this operation does not hold one of the
+    /// child's variables, or only reads one that the child mutates. It is refused with [`Misfit::NotAParent`] if this
+    /// operation was pushed without `with_children`.
     pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
         OpBuilder::child(self.frame().engine(), name.into(), Family::of(self.frame()))
     }
@@ -406,7 +411,7 @@ impl<'e> OpBuilder<'e> {
     /// `MXNet` calls this `kAsync`.
     ///
     /// A device operation must start on its lane's thread, so pushing an eager one is refused with
-    /// [`PushError::EagerOnDevice`].
+    /// [`Misfit::EagerOnDevice`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -515,8 +520,8 @@ impl<'e> OpBuilder<'e> {
     /// The time and memory taken by the push of a child grow with the depth at which the child is nested, so children
     /// should not be nested hundreds of levels deep.
     ///
-    /// Only CPU operations can have children; others are refused with [`PushError::UnfitForFamily`]. A child may be any
-    /// kind of operation except an operator, and may run on a device.
+    /// Only CPU operations can have children; others are refused with [`Misfit::Family`]. A child may be any kind of
+    /// operation except an operator, and may run on a device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -939,7 +944,7 @@ impl<'e> OpBuilder<'e> {
     ///
     /// # Errors
     /// See [`PushError`]. On error, the operation never runs. A device operation is refused with
-    /// [`PushError::FutureOnDevice`].
+    /// [`Misfit::FutureOnDevice`].
     #[track_caller]
     pub fn push_future<A, F, Fut>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -1141,13 +1146,13 @@ impl<'e> OpBuilder<'e> {
         }
         if flags & flag::DEVICE != 0 && self.device == Device::Cpu {
             drop(function);
-            return Err(PushError::NotOnDevice);
+            return Err(PushError::Unfit(Misfit::NotOnDevice));
         }
         let is_child = self.family.is_some() || self.is_orphan;
         let is_parent_on_device = self.owned.spec.flags & flag::PARENT != 0 && self.device != Device::Cpu;
         if is_child || is_parent_on_device {
             drop(function);
-            return Err(PushError::UnfitForFamily);
+            return Err(PushError::Unfit(Misfit::Family));
         }
         let fixed_priority =
             self.owned.spec.flags & flag::KEPT != 0 || Route::of(self.property, core.kind()).priority.is_some();
@@ -1226,7 +1231,7 @@ impl<'e> OpBuilder<'e> {
         };
         // SAFETY: the caller has a handle to the variable.
         let cell = unsafe { held.cell.as_ref() };
-        Err(PushError::HeldAroundScope(cell.refused_access(&self.owned.spec.name, location)))
+        Err(PushError::Variable(NoAccess::HeldAroundScope, cell.refused_access(&self.owned.spec.name, location)))
     }
 
     fn enqueue_future<A, F, Fut>(
@@ -1283,7 +1288,7 @@ impl<'e> OpBuilder<'e> {
     fn finish_future<A: ScopedAccesses>(&mut self, accesses: &A) -> Result<(), PushError> {
         const { assert!(A::KIND.is(Kind::Function), "a future receives neither a stream nor a completion") }
         if self.device != Device::Cpu {
-            return Err(PushError::FutureOnDevice);
+            return Err(PushError::Unfit(Misfit::FutureOnDevice));
         }
         self.finish(accesses, flag::ASYNC)
     }
@@ -1402,7 +1407,7 @@ impl<'e> OpBuilder<'e> {
         if A::KIND.is(Kind::Stream) && self.device == Device::Cpu {
             // Dropped here, for the reason given in `Core::push`.
             drop(job);
-            return Err(PushError::NotOnDevice);
+            return Err(PushError::Unfit(Misfit::NotOnDevice));
         }
         self.enqueue(location, accesses, const { flags_of(A::KIND) }, job)
     }
@@ -1441,9 +1446,9 @@ impl<'e> OpBuilder<'e> {
     fn enqueue_limited(&mut self, location: &'static Location<'static>, job: ErasedJob) -> Result<(), PushError> {
         let flags = self.owned.spec.flags;
         let refused = if flags & flag::PARENT != 0 && flags & (flag::DEVICE | flag::ON_DEVICE) != 0 {
-            Some(PushError::UnfitForFamily)
+            Some(PushError::Unfit(Misfit::Family))
         } else if self.is_orphan {
-            Some(PushError::NotAParent)
+            Some(PushError::Unfit(Misfit::NotAParent))
         } else {
             None
         };
@@ -1520,7 +1525,7 @@ impl<'e> OpBuilder<'e> {
             Device::Gpu(_) => {
                 let lane = gpu::route(core, self.device, self.property)?;
                 if self.owned.spec.flags & flag::EAGER != 0 {
-                    return Err(PushError::EagerOnDevice);
+                    return Err(PushError::Unfit(Misfit::EagerOnDevice));
                 }
                 self.owned.spec.flags |= flag::ON_DEVICE;
                 lane

@@ -397,8 +397,9 @@ impl<'scope> ScopedOp<'scope> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. On error, the operation never runs. The error is [`PushError::HeldAroundScope`] if an
-    /// operation around the scope holds one of the variables.
+    /// See [`PushError`]. On error, the operation never runs. It is refused with
+    /// [`NoAccess::HeldAroundScope`](crate::error::NoAccess::HeldAroundScope) if an operation around the scope holds one
+    /// of the variables.
     #[track_caller]
     pub fn push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
