@@ -29,7 +29,7 @@ use std::{
 
 use raddle::{
     Completion, Device, Engine, EngineBuilder, EngineKind, Group, OpBuilder, OpContext, OpError, OpHandle, Operator,
-    PushError, Scope, ScopedOp, Shutdown, Token, Var, WaitError, WriteGuard, completion,
+    PushError, Scope, Shutdown, Token, Var, WaitError, WriteGuard, completion,
     error::{BoxError, Misfit, NoAccess},
     gpu::{DeviceVec, GpuStream, SimulatedGpu, simulated::Clock},
 };
@@ -1771,7 +1771,11 @@ impl Runner {
         }
     }
 
-    fn describe_scoped<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, id: usize) -> ScopedOp<'scope> {
+    fn describe_scoped<'scope, 'env>(
+        &'scope self,
+        scope: &'scope Scope<'scope, 'env>,
+        id: usize,
+    ) -> OpBuilder<'scope, &'scope Scope<'scope, 'env>> {
         let operation = &self.world.program.operations[id];
         let mut op = scope.op(format!("#{id}")).priority(operation.priority);
         if operation.property == Property::CpuPrioritized {
