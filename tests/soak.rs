@@ -290,7 +290,7 @@ impl Pusher<'_> {
                     return;
                 }
                 Err(PushError::Variable(NoAccess::Deleted, _)) => {
-                    self.round.ledger.count("pushes refused by a deletion")
+                    self.round.ledger.count("pushes refused by a deletion");
                 }
                 Err(error) => self.round.ledger.complain(format!("a push fails: {error}")),
             }
