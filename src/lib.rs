@@ -90,7 +90,7 @@ pub use api::{
     op_context::OpContext,
     operator::{Admitted, Operator},
     panic_hook::install_panic_hook,
-    scope::{Scope, ScopedHandle, ScopedOp},
+    scope::{Scope, ScopedHandle},
     scoped_var::{ScopedRead, ScopedVar, ScopedWrite},
     token::Token,
     var::{Read, Var, Write},

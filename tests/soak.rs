@@ -29,7 +29,7 @@ use common::shapes::*;
 use common::{PATIENCE, lock, resident_bytes};
 use raddle::{
     Completion, Engine, EngineKind, IdlePolicy, PushError, Shutdown, Token, Var, WaitError,
-    error::{BoxError, ShutdownError},
+    error::{BoxError, NoAccess, ShutdownError},
 };
 
 /// The maximum number of threads pushing on one engine.
@@ -289,7 +289,9 @@ impl Pusher<'_> {
                     self.round.ledger.count("pushes refused by a shutdown");
                     return;
                 }
-                Err(PushError::DeletedVariable(_)) => self.round.ledger.count("pushes refused by a deletion"),
+                Err(PushError::Variable(NoAccess::Deleted, _)) => {
+                    self.round.ledger.count("pushes refused by a deletion");
+                }
                 Err(error) => self.round.ledger.complain(format!("a push fails: {error}")),
             }
         }
@@ -343,7 +345,7 @@ impl Pusher<'_> {
                     },
                 );
                 // The push is refused if `a` and `b` are the same variable.
-                if matches!(pushed, Err(PushError::AliasedVariable(_))) { Ok(()) } else { pushed }
+                if matches!(pushed, Err(PushError::Variable(NoAccess::Aliased, _))) { Ok(()) } else { pushed }
             }
             30..45 => {
                 ledger.note("submits and waits for the result");

@@ -20,6 +20,7 @@ use std::{
 
 use raddle::{
     Completion, Engine, EngineKind, IdlePolicy, OpContext, OpHandle, PushError, Shutdown, Token, WaitError,
+    error::NoAccess,
     internals::{
         Flavour, Mode, OpRef,
         announced::{grant, take_granted},
@@ -251,7 +252,10 @@ impl Table {
 
     /// Notes the end of a push. `error` is that of a push that was refused.
     fn pushed(&self, number: usize, error: Option<&PushError>) {
-        assert!(matches!(error, None | Some(PushError::DeletedVariable(_))), "a push is refused: {error:?}");
+        assert!(
+            matches!(error, None | Some(PushError::Variable(NoAccess::Deleted, _))),
+            "a push is refused: {error:?}"
+        );
         let tick = self.tick();
         self.made(number, |made| {
             made.push[1] = tick;

@@ -353,8 +353,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns [`PushError::ForeignVariable`], [`PushError::FamilyVariable`], [`PushError::DeletedVariable`] if the
-    /// variable was already deleted, or [`PushError::Forked`]. On error, `f` does not run.
+    /// Returns [`PushError::Variable`] if the variable was already deleted, belongs to another engine or was created for
+    /// an operation's children, and [`PushError::Forked`] in a forked child. On error, `f` does not run.
     #[track_caller]
     pub fn delete_variable(
         &self,
@@ -383,8 +383,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns [`PushError::ForeignVariable`], [`PushError::FamilyVariable`], [`PushError::DeletedVariable`] or
-    /// [`PushError::Forked`].
+    /// Returns [`PushError::Variable`] or [`PushError::Forked`], as [`delete_variable`](Self::delete_variable) does.
     #[track_caller]
     pub fn clear_error(&self, variable: impl AsRef<Token>) -> Result<(), PushError> {
         variables::clear_error(self.core(), variable.as_ref().var(), Location::caller())

@@ -96,7 +96,7 @@ impl Group {
     /// # }
     /// ```
     pub fn op(&self, name: impl Into<Name>) -> OpBuilder<'_> {
-        OpBuilder::in_group(&self.core, name.into(), &self.shared)
+        OpBuilder::in_group(&self.core, name.into(), &self.shared, ())
     }
 
     /// Creates a group nested in this one. Its operations belong to both.

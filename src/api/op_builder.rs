@@ -30,7 +30,12 @@ use crate::{
     },
     device::memory::{DeviceVec, PinnedVec},
     engine::{core::Core, push},
-    error::{BoxError, device::DeviceError, op::Cause, push::PushError},
+    error::{
+        BoxError,
+        device::DeviceError,
+        op::Cause,
+        push::{Misfit, PushError},
+    },
     future::{future_task, held::Share},
     gpu,
     group::{
@@ -39,7 +44,6 @@ use crate::{
         scoped::Scoped,
     },
     op::{
-        cancellable::Handled,
         frame::Call,
         job::{self, HandleJob, Out, plain},
         limits::Limits,
@@ -107,7 +111,7 @@ impl Engine {
     /// ```
     #[inline]
     pub fn op(&self, name: impl Into<Name>) -> OpBuilder<'_> {
-        OpBuilder::new(self.core(), name.into())
+        OpBuilder::new(self.core(), name.into(), ())
     }
 }
 
@@ -133,9 +137,9 @@ impl OpContext<'_> {
     /// # }
     /// ```
     ///
-    /// A push through the builder returns [`PushError::NotHeld`] if this operation does not hold one of the child's
-    /// variables, or only reads one that the child mutates. It returns [`PushError::NotAParent`] if this operation was
-    /// pushed without `with_children`.
+    /// A push through the builder is refused with [`NoAccess::NotHeld`] if this operation does not hold one of the
+    /// child's variables, or only reads one that the child mutates. It is refused with [`Misfit::NotAParent`] if this
+    /// operation was pushed without `with_children`.
     pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
         OpBuilder::child(self.frame().engine(), name.into(), Family::of(self.frame()))
     }
@@ -173,8 +177,9 @@ impl FutureContext {
     }
 }
 
-/// A builder that describes and pushes an operation, returned by [`Engine::op`], [`Group::op`](crate::Group::op) and
-/// [`OpContext::child`].
+/// A builder that describes and pushes an operation, returned by [`Engine::op`], [`Group::op`](crate::Group::op),
+/// [`OpContext::child`] and [`Scope::op`](crate::Scope::op). `S` is `()` or, for an operation in a scope, a reference to
+/// the [`Scope`](crate::Scope); such an operation has fewer properties and push methods.
 ///
 /// # Accesses
 ///
@@ -217,9 +222,10 @@ impl FutureContext {
 /// ```
 #[derive(Debug)]
 #[must_use = "an operation does nothing until it is pushed"]
-pub struct OpBuilder<'e> {
-    core: &'e Arc<Core>,
-    owned: Owned,
+pub struct OpBuilder<'e, S = ()> {
+    pub(super) core: &'e Arc<Core>,
+    pub(super) owned: Owned,
+    pub(super) scope: S,
     property: Property,
     device: Device,
     /// Whether nothing but accesses and a name was declared, and the name owns no memory.
@@ -239,9 +245,9 @@ pub struct OpBuilder<'e> {
 
 /// The fields of a builder that own memory. A type without a lifetime, so that borrows may end before their builder does.
 #[derive(Debug)]
-struct Owned {
-    spec: ManuallyDrop<Spec>,
-    entries: ManuallyDrop<Entries>,
+pub(super) struct Owned {
+    pub(super) spec: ManuallyDrop<Spec>,
+    pub(super) entries: ManuallyDrop<Entries>,
 }
 
 /// Inlined, since the builder would otherwise be kept in memory at every place that pushes if code there may panic while
@@ -264,11 +270,12 @@ impl Owned {
     }
 }
 
-impl<'e> OpBuilder<'e> {
+impl<'e, S> OpBuilder<'e, S> {
     #[inline]
-    fn new(core: &'e Arc<Core>, name: Name) -> Self {
+    fn new(core: &'e Arc<Core>, name: Name, scope: S) -> Self {
         Self {
             core,
+            scope,
             is_plain: !name.is_shared(),
             owned: Owned { spec: ManuallyDrop::new(Spec::new(name)), entries: ManuallyDrop::new(Entries::new()) },
             property: Property::Normal,
@@ -282,31 +289,9 @@ impl<'e> OpBuilder<'e> {
         }
     }
 
-    /// Returns a builder for a child of the operation with this family. Without a family, pushes through the builder
-    /// are refused.
-    pub(super) fn child(core: &'e Arc<Core>, name: Name, family: Option<&'e Family>) -> Self {
-        let mut builder = Self::new(core, name);
-        builder.is_plain = false;
-        builder.owned.spec.flags |= flag::LIMITED;
-        match family {
-            Some(family) => {
-                builder.family = Some(family);
-                builder.owned.spec.is_admitted = true;
-                builder.owned.spec.is_child = true;
-                builder.owned.spec.priority = family.priority();
-                builder.deadline = family.deadline();
-                if family.is_kept() {
-                    builder = builder.cleanup();
-                }
-            }
-            None => builder.is_orphan = true,
-        }
-        builder
-    }
-
     /// Returns a builder for an operation in a group.
-    pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &'e Arc<Group>) -> Self {
-        let mut builder = Self::new(core, name);
+    pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &'e Arc<Group>, scope: S) -> Self {
+        let mut builder = Self::new(core, name, scope);
         builder.is_plain = false;
         builder.owned.spec.flags |= flag::LIMITED;
         builder.group = Some(group);
@@ -379,50 +364,6 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Marks the operation as a clean-up, for releasing a resource: it has the highest priority, runs even if a
-    /// variable that it names has failed, and is never cancelled, not even by
-    /// [`Shutdown::Cancel`](crate::Shutdown::Cancel). Its lane still depends on its [property](Self::property). `MXNet`
-    /// calls this `kDeleteVar`.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let engine = raddle::Engine::builder().workers(1).build()?;
-    /// let socket = engine.token();
-    /// engine.op("close").writes([&socket]).cleanup().push((), |()| println!("closed"))?;
-    /// # engine.wait_for_all()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn cleanup(mut self) -> Self {
-        self.is_plain = false;
-        self.owned.spec.flags |= flag::NO_SKIP | flag::KEPT;
-        self.owned.spec.priority = i32::MAX;
-        self
-    }
-
-    /// Makes the operation start on the pushing thread if it is ready when pushed; otherwise, it starts on its lane
-    /// once it is ready. [Children](OpContext::child) and operations pushed by the function of a device operation are
-    /// sent to their lanes even if they are ready. Use this for work that is short or that only starts something.
-    /// `MXNet` calls this `kAsync`.
-    ///
-    /// A device operation must start on its lane's thread, so pushing an eager one is refused with
-    /// [`PushError::EagerOnDevice`].
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let engine = raddle::Engine::builder().workers(1).build()?;
-    /// let here = std::thread::current().id();
-    /// let ran = engine.op("here").eager().submit((), |()| std::thread::current().id())?;
-    /// assert_eq!(ran.wait()?, here);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn eager(mut self) -> Self {
-        self.is_plain = false;
-        self.owned.spec.flags |= flag::EAGER;
-        self
-    }
-
     /// Cancels the operation if it has not started by `deadline`: when its turn comes, it fails with
     /// [`Cause::DeadlinePassed`] instead of running. Deadlines do not affect order: an operation with an earlier
     /// deadline does not run first. All runs of an operator share its deadline. A [clean-up](Self::cleanup) ignores the
@@ -486,6 +427,201 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
+    /// Declares variables that the operation reads: [`Token`]s or [`Var`]s, by reference. Each call takes variables of
+    /// one type. For several types, call this method repeatedly or pass the variables' [tokens](Var::token).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (source, parts) = (engine.token(), vec![engine.var(1), engine.var(2)]);
+    /// engine.op("scan").reads([&source]).reads(&parts).push((), |()| {})?;
+    /// # engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn reads<T: AsRef<Token> + 'e>(self, variables: impl IntoIterator<Item = &'e T>) -> Self {
+        self.declare(variables, Mode::Read)
+    }
+
+    /// Declares variables that the operation mutates.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let disk = engine.token();
+    /// engine.op("flush").writes([&disk]).push((), |()| {})?;
+    /// engine.wait_for_var(&disk)?;
+    /// assert_eq!(disk.version(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn writes<T: AsRef<Token> + 'e>(self, variables: impl IntoIterator<Item = &'e T>) -> Self {
+        self.declare(variables, Mode::Write)
+    }
+
+    /// Declares variables that the operation mutates regardless of their state: the operation is not skipped if they
+    /// have failed, and clears their errors if it succeeds.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let disk = engine.token();
+    /// engine.op("write").writes([&disk]).try_push((), |()| Err("the disk is full".into()))?;
+    /// engine.op("format").overwrites([&disk]).push((), |()| {})?;
+    /// engine.wait_for_var(&disk)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn overwrites<T: AsRef<Token> + 'e>(self, variables: impl IntoIterator<Item = &'e T>) -> Self {
+        self.declare(variables, Mode::Overwrite)
+    }
+
+    #[inline]
+    fn declare<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>, mode: Mode) -> Self {
+        // `extend` would cost more for a few variables, since it prepares for many.
+        for variable in variables {
+            self.owned.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: spec::Refs::None });
+        }
+        self
+    }
+
+    pub(super) fn enqueue_in_group(
+        &mut self,
+        location: &'static Location<'static>,
+        mut job: ErasedJob,
+        plan: Option<Box<dyn Any + Send>>,
+        scoped: Option<&Arc<Scoped>>,
+    ) -> Result<(), PushError> {
+        if let Some(group) = self.group.filter(|_| !self.owned.spec.is_admitted) {
+            if let Err(error) = room::admit(self.core, group) {
+                drop(job);
+                return Err(error);
+            }
+            self.owned.spec.is_admitted = true;
+        }
+        let mut limits = Limits::new(self.deadline, plan);
+        match (scoped, self.group) {
+            (Some(scoped), _) => {
+                let mutates = self.owned.entries.iter().any(|entry| entry.mode.is_write());
+                limits.join_kin(scoped.group(), Arc::<Scoped>::clone(scoped), mutates);
+            }
+            (None, Some(group)) => limits.join(group),
+            (None, None) => {}
+        }
+        job.limit(limits);
+        let pushed = self.core.push(&self.owned.spec, location, &mut self.owned.entries, job);
+        room::end_push(self.core);
+        pushed
+    }
+
+    /// Returns the source location reported for a push at `caller`.
+    #[inline]
+    pub(super) fn site(&self, caller: &'static Location<'static>) -> &'static Location<'static> {
+        if self.has_more { self.location.unwrap_or(caller) } else { caller }
+    }
+
+    /// Completes the list of entries and the rest of the description.
+    #[inline]
+    pub(super) fn finish(&mut self, accesses: &impl ScopedAccesses, flags: u16) -> Result<(), PushError> {
+        accesses.declare(&mut List(&mut self.owned.entries));
+        self.owned.spec.flags |= flags;
+        if self.has_more { self.route() } else { Ok(()) }
+    }
+
+    /// Derives the lane, the flags and, in some cases, the priority from the operation's property and device.
+    #[cold]
+    fn route(&mut self) -> Result<(), PushError> {
+        let core = self.core;
+        if core.is_forked() {
+            return Err(PushError::Forked);
+        }
+        let route = Route::of(self.property, core.kind());
+        self.owned.spec.lane = match self.device {
+            Device::Cpu => route.lane,
+            Device::Gpu(_) => {
+                let lane = gpu::route(core, self.device, self.property)?;
+                if self.owned.spec.flags & flag::EAGER != 0 {
+                    return Err(PushError::Unfit(Misfit::EagerOnDevice));
+                }
+                self.owned.spec.flags |= flag::ON_DEVICE;
+                lane
+            }
+        };
+        self.owned.spec.priority = route.priority.unwrap_or(self.owned.spec.priority);
+        Ok(())
+    }
+}
+
+impl<'e> OpBuilder<'e> {
+    /// Returns a builder for a child of the operation with this family. Without a family, pushes through the builder
+    /// are refused.
+    pub(super) fn child(core: &'e Arc<Core>, name: Name, family: Option<&'e Family>) -> Self {
+        let mut builder = Self::new(core, name, ());
+        builder.is_plain = false;
+        builder.owned.spec.flags |= flag::LIMITED;
+        match family {
+            Some(family) => {
+                builder.family = Some(family);
+                builder.owned.spec.is_admitted = true;
+                builder.owned.spec.is_child = true;
+                builder.owned.spec.priority = family.priority();
+                builder.deadline = family.deadline();
+                if family.is_kept() {
+                    builder = builder.cleanup();
+                }
+            }
+            None => builder.is_orphan = true,
+        }
+        builder
+    }
+
+    /// Marks the operation as a clean-up, for releasing a resource: it has the highest priority, runs even if a
+    /// variable that it names has failed, and is never cancelled, not even by
+    /// [`Shutdown::Cancel`](crate::Shutdown::Cancel). Its lane still depends on its [property](Self::property). `MXNet`
+    /// calls this `kDeleteVar`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let socket = engine.token();
+    /// engine.op("close").writes([&socket]).cleanup().push((), |()| println!("closed"))?;
+    /// # engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cleanup(mut self) -> Self {
+        self.is_plain = false;
+        self.owned.spec.flags |= flag::NO_SKIP | flag::KEPT;
+        self.owned.spec.priority = i32::MAX;
+        self
+    }
+
+    /// Makes the operation start on the pushing thread if it is ready when pushed; otherwise, it starts on its lane
+    /// once it is ready. [Children](OpContext::child) and operations pushed by the function of a device operation are
+    /// sent to their lanes even if they are ready. Use this for work that is short or that only starts something.
+    /// `MXNet` calls this `kAsync`.
+    ///
+    /// A device operation must start on its lane's thread, so pushing an eager one is refused with
+    /// [`Misfit::EagerOnDevice`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let here = std::thread::current().id();
+    /// let ran = engine.op("here").eager().submit((), |()| std::thread::current().id())?;
+    /// assert_eq!(ran.wait()?, here);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn eager(mut self) -> Self {
+        self.is_plain = false;
+        self.owned.spec.flags |= flag::EAGER;
+        self
+    }
+
     /// Allows the operation to have children, which its function pushes through [`OpContext::child`]. The operation is
     /// complete, and releases its variables, when its function has returned and all its children, including their own
     /// children, are complete. No function needs to wait for them.
@@ -515,8 +651,8 @@ impl<'e> OpBuilder<'e> {
     /// The time and memory taken by the push of a child grow with the depth at which the child is nested, so children
     /// should not be nested hundreds of levels deep.
     ///
-    /// Only CPU operations can have children; others are refused with [`PushError::UnfitForFamily`]. A child may be any
-    /// kind of operation except an operator, and may run on a device.
+    /// Only CPU operations can have children; others are refused with [`Misfit::Family`]. A child may be any kind of
+    /// operation except an operator, and may run on a device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -627,67 +763,6 @@ impl<'e> OpBuilder<'e> {
         self.device = device;
         self.has_more = true;
         self.is_plain = false;
-        self
-    }
-
-    /// Declares variables that the operation reads: [`Token`]s or [`Var`]s, by reference. Each call takes variables of
-    /// one type. For several types, call this method repeatedly or pass the variables' [tokens](Var::token).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let engine = raddle::Engine::builder().workers(1).build()?;
-    /// let (source, parts) = (engine.token(), vec![engine.var(1), engine.var(2)]);
-    /// engine.op("scan").reads([&source]).reads(&parts).push((), |()| {})?;
-    /// # engine.wait_for_all()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[inline]
-    pub fn reads<T: AsRef<Token> + 'e>(self, variables: impl IntoIterator<Item = &'e T>) -> Self {
-        self.declare(variables, Mode::Read)
-    }
-
-    /// Declares variables that the operation mutates.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let engine = raddle::Engine::builder().workers(1).build()?;
-    /// let disk = engine.token();
-    /// engine.op("flush").writes([&disk]).push((), |()| {})?;
-    /// engine.wait_for_var(&disk)?;
-    /// assert_eq!(disk.version(), 1);
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[inline]
-    pub fn writes<T: AsRef<Token> + 'e>(self, variables: impl IntoIterator<Item = &'e T>) -> Self {
-        self.declare(variables, Mode::Write)
-    }
-
-    /// Declares variables that the operation mutates regardless of their state: the operation is not skipped if they
-    /// have failed, and clears their errors if it succeeds.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let engine = raddle::Engine::builder().workers(1).build()?;
-    /// let disk = engine.token();
-    /// engine.op("write").writes([&disk]).try_push((), |()| Err("the disk is full".into()))?;
-    /// engine.op("format").overwrites([&disk]).push((), |()| {})?;
-    /// engine.wait_for_var(&disk)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[inline]
-    pub fn overwrites<T: AsRef<Token> + 'e>(self, variables: impl IntoIterator<Item = &'e T>) -> Self {
-        self.declare(variables, Mode::Overwrite)
-    }
-
-    #[inline]
-    fn declare<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>, mode: Mode) -> Self {
-        // `extend` would cost more for a few variables, since it prepares for many.
-        for variable in variables {
-            self.owned.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: spec::Refs::None });
-        }
         self
     }
 
@@ -939,7 +1014,7 @@ impl<'e> OpBuilder<'e> {
     ///
     /// # Errors
     /// See [`PushError`]. On error, the operation never runs. A device operation is refused with
-    /// [`PushError::FutureOnDevice`].
+    /// [`Misfit::FutureOnDevice`].
     #[track_caller]
     pub fn push_future<A, F, Fut>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -1141,13 +1216,13 @@ impl<'e> OpBuilder<'e> {
         }
         if flags & flag::DEVICE != 0 && self.device == Device::Cpu {
             drop(function);
-            return Err(PushError::NotOnDevice);
+            return Err(PushError::Unfit(Misfit::NotOnDevice));
         }
         let is_child = self.family.is_some() || self.is_orphan;
         let is_parent_on_device = self.owned.spec.flags & flag::PARENT != 0 && self.device != Device::Cpu;
         if is_child || is_parent_on_device {
             drop(function);
-            return Err(PushError::UnfitForFamily);
+            return Err(PushError::Unfit(Misfit::Family));
         }
         let fixed_priority =
             self.owned.spec.flags & flag::KEPT != 0 || Route::of(self.property, core.kind()).priority.is_some();
@@ -1166,67 +1241,6 @@ impl<'e> OpBuilder<'e> {
         let limits = (self.group.cloned(), self.deadline);
         let spec = mem::replace(&mut *self.owned.spec, Spec::new(Name::EMPTY));
         Ok(Operator::new(Arc::clone(core), spec, entries, function, fixed_priority, limits))
-    }
-
-    // These functions take the builder by reference, since moving it would add a copy.
-
-    /// Pushes an operation in a scope.
-    pub(super) fn enqueue_scoped<F>(
-        &mut self,
-        location: &'static Location<'static>,
-        accesses: &impl ScopedAccesses,
-        scoped: &Arc<Scoped>,
-        f: F,
-    ) -> Result<(), PushError>
-    where
-        F: FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static,
-    {
-        let location = self.site(location);
-        if scoped.runs_in_place() {
-            return self.submit_scoped(location, accesses, scoped, f).map(drop);
-        }
-        self.finish_scoped(location, accesses, scoped)?;
-        self.enqueue_in_group(location, ErasedJob::new(plain(f)), None, Some(scoped))
-    }
-
-    /// Pushes an operation in a scope and returns its handle.
-    pub(super) fn submit_scoped<F>(
-        &mut self,
-        location: &'static Location<'static>,
-        accesses: &impl ScopedAccesses,
-        scoped: &Arc<Scoped>,
-        f: F,
-    ) -> Result<OpHandle<()>, PushError>
-    where
-        F: FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static,
-    {
-        let location = self.site(location);
-        self.finish_scoped(location, accesses, scoped)?;
-        let shared = job::shared(&self.owned.spec, location, job::returning(f));
-        let core = self.core;
-        let job = ErasedJob::new(HandleJob::new(Arc::clone(&shared)));
-        self.enqueue_in_group(location, job, None, Some(scoped))?;
-        let shared: Arc<Handled<()>> = shared;
-        scoped.add_member(&shared);
-        Ok(OpHandle::new(shared, core))
-    }
-
-    /// Calls [`finish`](Self::finish) for an operation in a scope. Returns an error if an operation around the scope
-    /// holds one of the variables.
-    fn finish_scoped<A: ScopedAccesses>(
-        &mut self,
-        location: &'static Location<'static>,
-        accesses: &A,
-        scoped: &Scoped,
-    ) -> Result<(), PushError> {
-        const { assert!(A::KIND.is(Kind::Function), "an operation of a scope has neither a stream nor a completion") }
-        self.finish(accesses, 0)?;
-        let Some(held) = self.owned.entries.iter().find(|entry| scoped.is_held_around(entry.cell)) else {
-            return Ok(());
-        };
-        // SAFETY: the caller has a handle to the variable.
-        let cell = unsafe { held.cell.as_ref() };
-        Err(PushError::HeldAroundScope(cell.refused_access(&self.owned.spec.name, location)))
     }
 
     fn enqueue_future<A, F, Fut>(
@@ -1283,7 +1297,7 @@ impl<'e> OpBuilder<'e> {
     fn finish_future<A: ScopedAccesses>(&mut self, accesses: &A) -> Result<(), PushError> {
         const { assert!(A::KIND.is(Kind::Function), "a future receives neither a stream nor a completion") }
         if self.device != Device::Cpu {
-            return Err(PushError::FutureOnDevice);
+            return Err(PushError::Unfit(Misfit::FutureOnDevice));
         }
         self.finish(accesses, flag::ASYNC)
     }
@@ -1402,7 +1416,7 @@ impl<'e> OpBuilder<'e> {
         if A::KIND.is(Kind::Stream) && self.device == Device::Cpu {
             // Dropped here, for the reason given in `Core::push`.
             drop(job);
-            return Err(PushError::NotOnDevice);
+            return Err(PushError::Unfit(Misfit::NotOnDevice));
         }
         self.enqueue(location, accesses, const { flags_of(A::KIND) }, job)
     }
@@ -1441,9 +1455,9 @@ impl<'e> OpBuilder<'e> {
     fn enqueue_limited(&mut self, location: &'static Location<'static>, job: ErasedJob) -> Result<(), PushError> {
         let flags = self.owned.spec.flags;
         let refused = if flags & flag::PARENT != 0 && flags & (flag::DEVICE | flag::ON_DEVICE) != 0 {
-            Some(PushError::UnfitForFamily)
+            Some(PushError::Unfit(Misfit::Family))
         } else if self.is_orphan {
-            Some(PushError::NotAParent)
+            Some(PushError::Unfit(Misfit::NotAParent))
         } else {
             None
         };
@@ -1462,72 +1476,6 @@ impl<'e> OpBuilder<'e> {
             }
             None => self.enqueue_in_group(location, job, plan, None),
         }
-    }
-
-    fn enqueue_in_group(
-        &mut self,
-        location: &'static Location<'static>,
-        mut job: ErasedJob,
-        plan: Option<Box<dyn Any + Send>>,
-        scoped: Option<&Arc<Scoped>>,
-    ) -> Result<(), PushError> {
-        if let Some(group) = self.group.filter(|_| !self.owned.spec.is_admitted) {
-            if let Err(error) = room::admit(self.core, group) {
-                drop(job);
-                return Err(error);
-            }
-            self.owned.spec.is_admitted = true;
-        }
-        let mut limits = Limits::new(self.deadline, plan);
-        match (scoped, self.group) {
-            (Some(scoped), _) => {
-                let mutates = self.owned.entries.iter().any(|entry| entry.mode.is_write());
-                limits.join_kin(scoped.group(), Arc::<Scoped>::clone(scoped), mutates);
-            }
-            (None, Some(group)) => limits.join(group),
-            (None, None) => {}
-        }
-        job.limit(limits);
-        let pushed = self.core.push(&self.owned.spec, location, &mut self.owned.entries, job);
-        room::end_push(self.core);
-        pushed
-    }
-
-    /// Returns the source location reported for a push at `caller`.
-    #[inline]
-    fn site(&self, caller: &'static Location<'static>) -> &'static Location<'static> {
-        if self.has_more { self.location.unwrap_or(caller) } else { caller }
-    }
-
-    /// Completes the list of entries and the rest of the description.
-    #[inline]
-    fn finish(&mut self, accesses: &impl ScopedAccesses, flags: u16) -> Result<(), PushError> {
-        accesses.declare(&mut List(&mut self.owned.entries));
-        self.owned.spec.flags |= flags;
-        if self.has_more { self.route() } else { Ok(()) }
-    }
-
-    /// Derives the lane, the flags and, in some cases, the priority from the operation's property and device.
-    #[cold]
-    fn route(&mut self) -> Result<(), PushError> {
-        let core = self.core;
-        if core.is_forked() {
-            return Err(PushError::Forked);
-        }
-        let route = Route::of(self.property, core.kind());
-        self.owned.spec.lane = match self.device {
-            Device::Cpu => route.lane,
-            Device::Gpu(_) => {
-                let lane = gpu::route(core, self.device, self.property)?;
-                if self.owned.spec.flags & flag::EAGER != 0 {
-                    return Err(PushError::EagerOnDevice);
-                }
-                self.owned.spec.flags |= flag::ON_DEVICE;
-                lane
-            }
-        };
-        self.owned.spec.priority = route.priority.unwrap_or(self.owned.spec.priority);
-        Ok(())
     }
 }
 

@@ -176,7 +176,8 @@ impl OpContext<'_> {
     /// fails, so does the operation, unless a later child successfully [overwrites](Var::overwrite) the variable. If
     /// the operation's function fails, the variable fails too.
     ///
-    /// All other uses of the variable, such as waits for it, are refused with [`PushError::FamilyVariable`].
+    /// All other uses of the variable, such as waits for it, are refused with
+    /// [`NoAccess::OfFamily`](crate::error::NoAccess::OfFamily).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -201,8 +202,8 @@ impl OpContext<'_> {
     /// ```
     ///
     /// # Errors
-    /// Returns [`PushError::NotAParent`] if this operation was pushed without `with_children`, and
-    /// [`PushError::Forked`] in a forked child.
+    /// Returns [`Misfit::NotAParent`](crate::error::Misfit::NotAParent) if this operation was pushed without
+    /// `with_children`, and [`PushError::Forked`] in a forked child.
     pub fn child_var<T: Send + 'static>(&self, value: T) -> Result<Var<T>, PushError> {
         Token::of_family(Family::of(self.frame), value).map(Var::new)
     }

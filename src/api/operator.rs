@@ -5,7 +5,10 @@ use std::{fmt, future::Future, panic::Location, ptr::NonNull, sync::Arc, time::I
 use crate::{
     api::{handle::OpHandle, token::Token},
     engine::{core::Core, push},
-    error::{op::Cause, push::PushError},
+    error::{
+        op::Cause,
+        push::{NoAccess, PushError},
+    },
     group::{
         family::Plan,
         room::{self, WhenRoom},
@@ -374,7 +377,10 @@ impl Operator {
         for token in &self.0.tokens {
             let cell = token.cell();
             if cell.queue().is_closed() {
-                return Err(PushError::DeletedVariable(cell.refused_access(&self.inner().spec.name, location)));
+                return Err(PushError::Variable(
+                    NoAccess::Deleted,
+                    cell.refused_access(&self.inner().spec.name, location),
+                ));
             }
             cell.queue().prefetch();
         }

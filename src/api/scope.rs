@@ -3,28 +3,38 @@
 use std::{
     fmt,
     marker::PhantomData,
+    mem,
     panic::{Location, resume_unwind},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use crate::{
     api::{
-        accesses::{Refs, ScopedAccesses},
+        accesses::{Refs, ScopedAccesses, sealed::Kind},
         engine::Engine,
         group::Group,
         handle::OpHandle,
         op_builder::OpBuilder,
         op_context::OpContext,
         scoped_var::ScopedVar,
-        token::Token,
     },
-    error::{BoxError, op::Cause, push::PushError, wait::WaitError},
+    error::{
+        BoxError,
+        op::Cause,
+        push::{NoAccess, PushError},
+        wait::WaitError,
+    },
     group::scoped::Scoped,
-    op::frame::Call,
+    op::{
+        cancellable::Handled,
+        frame::Call,
+        job::{self, HandleJob, plain},
+        task::ErasedJob,
+    },
     sync::{Mutex, lock},
     system::panics,
-    values::{Name, property::Property},
+    values::Name,
 };
 
 impl Engine {
@@ -218,9 +228,8 @@ impl<'scope> Scope<'scope, '_> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn op(&'scope self, name: impl Into<Name>) -> ScopedOp<'scope> {
-        let builder = OpBuilder::in_group(self.scoped.core(), name.into(), self.scoped.group());
-        ScopedOp { scoped: &self.scoped, builder, scope: PhantomData }
+    pub fn op(&'scope self, name: impl Into<Name>) -> OpBuilder<'scope, &'scope Self> {
+        OpBuilder::in_group(self.scoped.core(), name.into(), self.scoped.group(), self)
     }
 
     /// Creates a variable that belongs to this scope. Its value may borrow and is dropped when the scope ends.
@@ -305,79 +314,10 @@ impl<'scope> Scope<'scope, '_> {
 }
 
 /// An operation's function, which borrows for `'f`.
-type Function<'f, R> = Box<dyn for<'c> FnOnce(&Call<'c>) -> Result<R, Cause> + Send + 'f>;
+type Function<'f> = Box<dyn for<'c> FnOnce(&Call<'c>) -> Result<(), Cause> + Send + 'f>;
 
-/// Erases the lifetime for which a function borrows.
-///
-/// # Safety
-/// 1. The function is dropped before `'f` ends.
-unsafe fn erase<'f, R: 'static>(f: Function<'f, R>) -> Function<'static, R> {
-    // SAFETY: the types differ only in the lifetime, and (1) holds.
-    unsafe { std::mem::transmute::<Function<'f, R>, Function<'static, R>>(f) }
-}
-
-/// A builder that describes and pushes an operation in a scope, returned by [`Scope::op`].
-///
-/// It works like an [`OpBuilder`], but its operation runs on the CPU, and the operation's function and result may
-/// borrow for `'scope`.
-#[derive(Debug)]
-#[must_use = "an operation does nothing until it is pushed"]
-pub struct ScopedOp<'scope> {
-    scoped: &'scope Arc<Scoped>,
-    builder: OpBuilder<'scope>,
-    /// Makes `'scope` invariant: an operation must not borrow for less than the scope's lifetime.
-    scope: PhantomData<&'scope mut &'scope ()>,
-}
-
-impl<'scope> ScopedOp<'scope> {
-    /// Sets the operation's priority; see [`OpBuilder::priority`].
-    pub fn priority(mut self, priority: i32) -> Self {
-        self.builder = self.builder.priority(priority);
-        self
-    }
-
-    /// Sets the kind of work that the operation performs; see [`OpBuilder::property`].
-    pub fn property(mut self, property: Property) -> Self {
-        self.builder = self.builder.property(property);
-        self
-    }
-
-    /// Makes the operation run even if a variable that it names has failed; see [`OpBuilder::run_always`].
-    pub fn run_always(mut self) -> Self {
-        self.builder = self.builder.run_always();
-        self
-    }
-
-    /// Cancels the operation if it has not started by `deadline`; see [`OpBuilder::deadline`].
-    pub fn deadline(mut self, deadline: Instant) -> Self {
-        self.builder = self.builder.deadline(deadline);
-        self
-    }
-
-    /// Sets the source location reported for the push; see [`OpBuilder::at`].
-    pub fn at(mut self, location: &'static Location<'static>) -> Self {
-        self.builder = self.builder.at(location);
-        self
-    }
-
-    /// Declares engine variables that the operation reads; see [`OpBuilder::reads`].
-    pub fn reads<T: AsRef<Token> + 'scope>(mut self, variables: impl IntoIterator<Item = &'scope T>) -> Self {
-        self.builder = self.builder.reads(variables);
-        self
-    }
-
-    /// Declares engine variables that the operation mutates; see [`OpBuilder::writes`].
-    pub fn writes<T: AsRef<Token> + 'scope>(mut self, variables: impl IntoIterator<Item = &'scope T>) -> Self {
-        self.builder = self.builder.writes(variables);
-        self
-    }
-
-    /// Declares engine variables that the operation mutates even if they have failed; see [`OpBuilder::overwrites`].
-    pub fn overwrites<T: AsRef<Token> + 'scope>(mut self, variables: impl IntoIterator<Item = &'scope T>) -> Self {
-        self.builder = self.builder.overwrites(variables);
-        self
-    }
-
+/// Operations in a [scope](Engine::scope) run on the CPU, and their functions and results may borrow for `'scope`.
+impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
     /// Pushes an operation whose function returns nothing; see [`OpBuilder::push`].
     ///
     /// ```
@@ -397,7 +337,7 @@ impl<'scope> ScopedOp<'scope> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. On error, the operation never runs. The error is [`PushError::HeldAroundScope`] if an
+    /// See [`PushError`]. On error, the operation never runs. It is refused with [`NoAccess::HeldAroundScope`] if an
     /// operation around the scope holds one of the variables.
     #[track_caller]
     pub fn push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
@@ -494,20 +434,17 @@ impl<'scope> ScopedOp<'scope> {
         A: ScopedAccesses<Captured: 'scope>,
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<(), BoxError> + Send + 'scope,
     {
-        let captured = accesses.capture();
-        let f = move |call: &Call<'_>| {
-            let cx = OpContext::new(call);
-            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their variables
-            // during this call. (2): the push refuses aliases, and the operation runs once.
-            f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
-        };
-        // SAFETY: (1): the function is dropped before the operation ends, and `Engine::scope` returns only after that.
-        let f = unsafe { erase(Box::new(f)) };
-        self.builder.enqueue_scoped(location, accesses, self.scoped, f)
+        let (location, f) = (self.site(location), self.erase(accesses, f, |()| {}));
+        if self.scope.scoped.runs_in_place() {
+            return self.submit_erased(location, accesses, f).map(drop);
+        }
+        self.check(location, accesses)?;
+        let scope = self.scope;
+        self.enqueue_in_group(location, ErasedJob::new(plain(f)), None, Some(&scope.scoped))
     }
 
     fn enqueue_returning<A, F, R>(
-        self,
+        mut self,
         location: &'static Location<'static>,
         accesses: &A,
         f: F,
@@ -519,25 +456,65 @@ impl<'scope> ScopedOp<'scope> {
     {
         let result = Arc::new(Mutex::new(None));
         let for_op = Arc::clone(&result);
+        let f = self.erase(accesses, f, move |value| *lock(&for_op) = Some(value));
+        let handle = self.submit_erased(self.site(location), accesses, f)?;
+        Ok(ScopedHandle { handle, result, scope: PhantomData })
+    }
+
+    /// Returns the operation's function, which calls `f` and passes the value to `keep`.
+    fn erase<A, F, R>(&self, accesses: &A, f: F, keep: impl FnOnce(R) + Send + 'scope) -> Function<'static>
+    where
+        A: ScopedAccesses<Captured: 'scope>,
+        F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, BoxError> + Send + 'scope,
+    {
+        const { assert!(A::KIND.is(Kind::Function), "an operation of a scope has neither a stream nor a completion") }
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
             // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their variables
             // during this call. (2): the push refuses aliases, and the operation runs once.
-            let value = f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)?;
-            *lock(&for_op) = Some(value);
+            keep(f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)?);
             Ok(())
         };
-        // SAFETY: (1): the function is dropped before the operation ends, and `Engine::scope` returns only after that.
-        let f = unsafe { erase(Box::new(f)) };
-        let mut builder = self.builder;
-        let handle = builder.submit_scoped(location, accesses, self.scoped, f)?;
-        Ok(ScopedHandle { handle, result, scope: PhantomData })
+        // SAFETY: the types differ only in the lifetime. The function is dropped before the operation ends, and
+        // `Engine::scope` returns only after that.
+        unsafe { mem::transmute::<Function<'scope>, Function<'static>>(Box::new(f)) }
+    }
+
+    fn submit_erased(
+        &mut self,
+        location: &'static Location<'static>,
+        accesses: &impl ScopedAccesses,
+        f: Function<'static>,
+    ) -> Result<OpHandle<()>, PushError> {
+        self.check(location, accesses)?;
+        let shared = job::shared(&self.owned.spec, location, job::returning(f));
+        let (core, scope) = (self.core, self.scope);
+        self.enqueue_in_group(
+            location,
+            ErasedJob::new(HandleJob::new(Arc::clone(&shared))),
+            None,
+            Some(&scope.scoped),
+        )?;
+        let shared: Arc<Handled<()>> = shared;
+        scope.scoped.add_member(&shared);
+        Ok(OpHandle::new(shared, core))
+    }
+
+    /// Completes the description. Returns an error if an operation around the scope holds one of the variables.
+    fn check(&mut self, location: &'static Location<'static>, accesses: &impl ScopedAccesses) -> Result<(), PushError> {
+        self.finish(accesses, 0)?;
+        let Some(held) = self.owned.entries.iter().find(|entry| self.scope.scoped.is_held_around(entry.cell)) else {
+            return Ok(());
+        };
+        // SAFETY: the caller has a handle to the variable.
+        let cell = unsafe { held.cell.as_ref() };
+        Err(PushError::Variable(NoAccess::HeldAroundScope, cell.refused_access(&self.owned.spec.name, location)))
     }
 }
 
-/// A handle to an operation in a scope, returned by [`ScopedOp::submit`] and [`ScopedOp::try_submit`]. It works like an
-/// [`OpHandle`], but its result may borrow, and it is not a future.
+/// A handle to an operation in a scope, returned by `submit` and `try_submit` on its [builder](Scope::op). It works like
+/// an [`OpHandle`], but its result may borrow, and it is not a future.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

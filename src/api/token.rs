@@ -12,7 +12,7 @@ use std::{
 use super::handle::VarWait;
 use crate::{
     engine::core::Core,
-    error::push::PushError,
+    error::push::{Misfit, PushError},
     group::family::Family,
     op::{
         spec::Entry,
@@ -71,11 +71,11 @@ impl Token {
         Self(VarCell::with_value(core, value, memory))
     }
 
-    /// Creates a variable for the children in `family`. Returns [`PushError::NotAParent`] if there is no family.
+    /// Creates a variable for the children in `family`. Returns [`Misfit::NotAParent`] if there is no family.
     pub(super) fn of_family<T: Send + 'static>(family: Option<&Family>, value: T) -> Result<Self, PushError> {
         match family {
             Some(family) => family.create_var(value).map(Self),
-            None => Err(PushError::NotAParent),
+            None => Err(PushError::Unfit(Misfit::NotAParent)),
         }
     }
 

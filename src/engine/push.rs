@@ -25,7 +25,7 @@ use crate::{
         core::{Core, phase},
         shuffle,
     },
-    error::push::PushError,
+    error::push::{NoAccess, PushError},
     group::room,
     notify::pending::Ticket,
     observe::{record, recording::is_observing},
@@ -117,7 +117,7 @@ impl Core {
             return Err(self.not_owned(cell, name, location));
         }
         if cell.queue().is_closed() {
-            return Err(PushError::DeletedVariable(cell.refused_access(name, location)));
+            return Err(PushError::Variable(NoAccess::Deleted, cell.refused_access(name, location)));
         }
         Ok(())
     }
@@ -127,9 +127,9 @@ impl Core {
     pub(crate) fn not_owned(&self, cell: &VarCell, name: &Name, location: &'static Location<'static>) -> PushError {
         let access = cell.refused_access(name, location);
         if std::ptr::eq(&raw const **cell.core(), self) {
-            PushError::FamilyVariable(access)
+            PushError::Variable(NoAccess::OfFamily, access)
         } else {
-            PushError::ForeignVariable(access)
+            PushError::Variable(NoAccess::Foreign, access)
         }
     }
 
@@ -549,6 +549,6 @@ impl Rejected {
         // SAFETY: the creator of the entries keeps handles to their variables until the push returns.
         let mut cells = entries.iter().map(|entry| unsafe { entry.cell.as_ref() });
         let closed = cells.find(|cell| cell.queue().is_closed()).expect("closed variables stay closed");
-        PushError::DeletedVariable(closed.refused_access(name, location))
+        PushError::Variable(NoAccess::Deleted, closed.refused_access(name, location))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | call | error |
 //! |---|---|
-//! | a push | [`PushError`]; several of its variants have a [`RefusedAccess`] |
+//! | a push | [`PushError`]; its details are a [`NoAccess`] with a [`RefusedAccess`], or a [`Misfit`] |
 //! | a wait | [`WaitError`]: the failure of an operation, or the reason for which the wait was refused, such as a [`Deadlock`] |
 //! | [`EngineBuilder::build`](crate::EngineBuilder::build) | [`BuildError`] |
 //! | [`Engine::shutdown`](crate::Engine::shutdown), [`Engine::stop`](crate::Engine::stop) | [`ShutdownError`] |
@@ -26,7 +26,7 @@ pub use deadlock::Deadlock;
 pub use device::DeviceError;
 pub use guarded::{UseError, UseErrorKind};
 pub use op::{Cause, OpError};
-pub use push::{PushError, RefusedAccess};
+pub use push::{Misfit, NoAccess, PushError, RefusedAccess};
 pub use wait::WaitError;
 
 /// The error type that operations return.

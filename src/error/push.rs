@@ -13,13 +13,13 @@ pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::PushError;
+/// use raddle::{PushError, error::NoAccess};
 ///
 /// let engine = raddle::Engine::builder().workers(1).build()?;
 /// let disk = engine.token().named("disk");
 /// engine.delete_variable(&disk, |_| ())?;
 /// let Err(error) = engine.op("late").writes([&disk]).push((), |()| {}) else { panic!("the push should be refused") };
-/// assert!(matches!(error, PushError::DeletedVariable(_)));
+/// assert!(matches!(error, PushError::Variable(NoAccess::Deleted, _)));
 /// let message = error.to_string();
 /// assert!(message.starts_with("operation `late` pushed at "));
 /// assert!(message.ends_with(" names variable `disk`, which was deleted before; push before deleting it"));
@@ -29,32 +29,13 @@ pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PushError {
-    /// A variable belongs to another engine.
-    ForeignVariable(RefusedAccess),
-    /// A variable was deleted before the push.
-    DeletedVariable(RefusedAccess),
-    /// An operation's typed accesses name a variable twice and mutate it, which would alias a `&mut`.
-    AliasedVariable(RefusedAccess),
-    /// An operation around the [scope](crate::Engine::scope) holds the variable until the scope ends, so operations in
-    /// the scope must not name it. [Lend](crate::Scope::lend) the value to the scope instead.
-    HeldAroundScope(RefusedAccess),
-    /// A [child](crate::OpContext::child) names a variable that its parent does not hold, or mutates one that its
-    /// parent only reads. The child would have to wait for its parent, which waits for its children.
-    NotHeld(RefusedAccess),
-    /// The variable was created for an operation's children, by [`OpContext::child_var`](crate::OpContext::child_var)
-    /// or [`child_token`](crate::OpContext::child_token). Only these children can name it, along with the children of
-    /// any child that names it.
-    FamilyVariable(RefusedAccess),
-    /// A child was pushed, or a variable for children was created, inside an operation that was pushed without
-    /// [`OpBuilder::with_children`](crate::OpBuilder::with_children).
-    NotAParent,
+    /// The operation may not access one of its variables.
+    Variable(NoAccess, RefusedAccess),
+    /// The operation's description does not fit the call, or is contradictory.
+    Unfit(Misfit),
     /// A child was pushed, or a variable for children was created, through a [`FutureContext`](crate::FutureContext)
     /// after the future had ended and its guards had been dropped. The children have started, and no more can be added.
     ParentEnded,
-    /// [`OpBuilder::with_children`](crate::OpBuilder::with_children) was called for a device operation, which releases
-    /// its variables once its work has been issued, too early for children. Alternatively, an operator was created as a
-    /// child, although it could then be pushed after its parent has ended.
-    UnfitForFamily,
     /// The engine is shut down or shutting down. While the engine drains, its operations may still push.
     ShutDown,
     /// There is no room: the number of pending operations has reached the limit of the engine or a group. Returned by
@@ -73,6 +54,87 @@ pub enum PushError {
     /// engine's steps, and its own operations would be observed in turn. Send its observations to another thread and
     /// push there.
     InObserver,
+    /// This is a forked child of the process that built the engine and has none of the engine's threads. Build another
+    /// engine in the child.
+    Forked,
+}
+
+impl fmt::Display for PushError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Variable(reason, access) => return write!(f, "{access}{}", reason.message()),
+            Self::Unfit(misfit) => return misfit.fmt(f),
+            Self::ParentEnded => "the parent's work has ended; push its children before then",
+            Self::ShutDown => "the engine is shut down or shutting down; push before the shutdown",
+            Self::Full => {
+                "the pending operations have reached the limit of the engine or of a group; try again later, or wait for room"
+            }
+            Self::NoSuchDevice(device) => {
+                return write!(f, "this engine has no device {device}; add one with `EngineBuilder::gpu`");
+            }
+            Self::DeviceUnavailable(device) => {
+                return write!(f, "the thread for {device} could not be started; see the log for the cause");
+            }
+            Self::InDeviceFunction => {
+                "the function of a device operation cannot push on another engine that is naive; push from a CPU operation"
+            }
+            Self::InObserver => "an observer cannot push; send what it has seen to another thread, and push there",
+            Self::Forked => FORKED,
+        })
+    }
+}
+
+impl Error for PushError {}
+
+/// Why an operation may not access a variable, in [`PushError::Variable`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NoAccess {
+    /// The variable belongs to another engine.
+    Foreign,
+    /// The variable was deleted before the push.
+    Deleted,
+    /// The operation's typed accesses name the variable twice and mutate it, which would alias a `&mut`.
+    Aliased,
+    /// An operation around the [scope](crate::Engine::scope) holds the variable until the scope ends, so operations in
+    /// the scope must not name it. [Lend](crate::Scope::lend) the value to the scope instead.
+    HeldAroundScope,
+    /// A [child](crate::OpContext::child) names a variable that its parent does not hold, or mutates one that its
+    /// parent only reads. The child would have to wait for its parent, which waits for its children.
+    NotHeld,
+    /// The variable was created for an operation's children, by [`OpContext::child_var`](crate::OpContext::child_var)
+    /// or [`child_token`](crate::OpContext::child_token). Only these children can name it, along with the children of
+    /// any child that names it.
+    OfFamily,
+}
+
+impl NoAccess {
+    /// Returns the end of a message that begins with the [`RefusedAccess`].
+    fn message(self) -> &'static str {
+        match self {
+            Self::Foreign => ", which belongs to another engine; push on the engine that created it",
+            Self::Deleted => ", which was deleted before; push before deleting it",
+            Self::Aliased => " twice and mutates it; declare it once, with `write`",
+            Self::HeldAroundScope => {
+                ", which the operation around the scope holds; lend the value to the scope with `Scope::lend`"
+            }
+            Self::NotHeld => ", which its parent does not hold, or only reads; declare it on the parent as well",
+            Self::OfFamily => ", which belongs to the children of another operation; name it in these children only",
+        }
+    }
+}
+
+/// What does not fit in an operation's description, in [`PushError::Unfit`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Misfit {
+    /// A child was pushed, or a variable for children was created, inside an operation that was pushed without
+    /// [`OpBuilder::with_children`](crate::OpBuilder::with_children).
+    NotAParent,
+    /// [`OpBuilder::with_children`](crate::OpBuilder::with_children) was called for a device operation, which releases
+    /// its variables once its work has been issued, too early for children. Alternatively, an operator was created as a
+    /// child, although it could then be pushed after its parent has ended.
+    Family,
     /// The property selects a CPU lane, but the operation is for a device.
     NotOfDevice(Property),
     /// [`OpBuilder::eager`](crate::OpBuilder::eager) starts an operation on the pushing thread, but device operations
@@ -83,80 +145,40 @@ pub enum PushError {
     FutureOnDevice,
     /// The call is for device operations, but no device was passed to [`OpBuilder::on`](crate::OpBuilder::on).
     NotOnDevice,
-    /// This is a forked child of the process that built the engine and has none of the engine's threads. Build another
-    /// engine in the child.
-    Forked,
 }
 
-impl fmt::Display for PushError {
+impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::ForeignVariable(access) => {
-                write!(f, "{access}, which belongs to another engine; push on the engine that created it")
-            }
-            Self::DeletedVariable(access) => {
-                write!(f, "{access}, which was deleted before; push before deleting it")
-            }
-            Self::AliasedVariable(access) => {
-                write!(f, "{access} twice and mutates it; declare it once, with `write`")
-            }
-            Self::HeldAroundScope(access) => {
-                write!(f, "{access}, which the operation around the scope holds; lend the value to the scope with `Scope::lend`")
-            }
-            Self::NotHeld(access) => {
-                write!(f, "{access}, which its parent does not hold, or only reads; declare it on the parent as well")
-            }
-            Self::FamilyVariable(access) => {
-                write!(f, "{access}, which belongs to the children of another operation; name it in these children only")
-            }
-            Self::ParentEnded => f.write_str("the parent's work has ended; push its children before then"),
-            Self::NotAParent => f.write_str("the operation was pushed without `with_children`; add it to the description"),
-            Self::UnfitForFamily => f.write_str(
-                "only CPU operations can have children, and an operator cannot be a child; use another method to push it",
-            ),
-            Self::ShutDown => f.write_str("the engine is shut down or shutting down; push before the shutdown"),
-            Self::Full => f.write_str(
-                "the pending operations have reached the limit of the engine or of a group; try again later, or wait for room",
-            ),
-            Self::NoSuchDevice(device) => {
-                write!(f, "this engine has no device {device}; add one with `EngineBuilder::gpu`")
-            }
-            Self::DeviceUnavailable(device) => {
-                write!(f, "the thread for {device} could not be started; see the log for the cause")
-            }
-            Self::InDeviceFunction => {
-                f.write_str("the function of a device operation cannot push on another engine that is naive; push from a CPU operation")
-            }
-            Self::InObserver => {
-                f.write_str("an observer cannot push; send what it has seen to another thread, and push there")
+        f.write_str(match self {
+            Self::NotAParent => "the operation was pushed without `with_children`; add it to the description",
+            Self::Family => {
+                "only CPU operations can have children, and an operator cannot be a child; use another method to push it"
             }
             Self::NotOfDevice(property) => {
-                write!(f, "the property {property:?} selects a CPU lane; for a device operation, omit it or choose another")
+                return write!(
+                    f,
+                    "the property {property:?} selects a CPU lane; for a device operation, omit it or choose another"
+                );
             }
-            Self::EagerOnDevice => f.write_str(
-                "a device operation starts on its lane's thread, not inside the push; omit `eager`",
-            ),
-            Self::FutureOnDevice => f.write_str(
-                "an operation that is a future runs on the CPU; omit `on`, and await what it launches on the device",
-            ),
-            Self::NotOnDevice => f.write_str("the call is for device operations; choose a device with `on`"),
-            Self::Forked => f.write_str(FORKED),
-        }
+            Self::EagerOnDevice => "a device operation starts on its lane's thread, not inside the push; omit `eager`",
+            Self::FutureOnDevice => {
+                "an operation that is a future runs on the CPU; omit `on`, and await what it launches on the device"
+            }
+            Self::NotOnDevice => "the call is for device operations; choose a device with `on`",
+        })
     }
 }
-
-impl Error for PushError {}
 
 /// An operation that was refused because of one of its variables, and that variable.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use raddle::PushError;
+/// use raddle::{PushError, error::NoAccess};
 ///
 /// let engine = raddle::Engine::builder().workers(1).build()?;
 /// let total = engine.var(0u32).named("total");
 /// let refused = engine.op("add").push((total.read(), total.write()), |(step, total)| *total += step);
-/// let Err(PushError::AliasedVariable(access)) = refused else { panic!("the references would alias a `&mut`") };
+/// let Err(PushError::Variable(NoAccess::Aliased, access)) = refused else { panic!("the references would alias a `&mut`") };
 /// assert_eq!((access.operation(), access.variable()), ("add", "total"));
 /// # Ok(())
 /// # }

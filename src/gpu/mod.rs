@@ -13,7 +13,7 @@ use crate::{
         timeline::LANES_PER_GPU,
     },
     engine::{core::Core, stop},
-    error::push::PushError,
+    error::push::{Misfit, PushError},
     op::{frame, task::Task},
     sync::{Ordering::Relaxed, lock},
     system::panics,
@@ -51,7 +51,7 @@ pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Res
     }
     let role = match property {
         // The property selects threads of the CPU, but the lane's own thread issues the work of a device.
-        Property::CpuPrioritized => return Err(PushError::NotOfDevice(property)),
+        Property::CpuPrioritized => return Err(PushError::Unfit(Misfit::NotOfDevice(property))),
         _ if gpus.lanes_each < LANES_PER_GPU => 0,
         Property::CopyToGpu => 0,
         Property::CopyFromGpu => 1,

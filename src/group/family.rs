@@ -42,7 +42,10 @@ use std::{
 use crate::{
     context::ready_loop,
     engine::core::Core,
-    error::{op::OpError, push::PushError},
+    error::{
+        op::OpError,
+        push::{NoAccess, PushError},
+    },
     group::room,
     notify::{family_count::FamilyCount, waiters::Nested},
     op::{
@@ -289,9 +292,9 @@ impl Family {
     /// family's own variables are not replaced.
     ///
     /// # Errors
-    /// Returns [`PushError::NotHeld`] if the parent does not declare one of the variables, or only reads one that the
-    /// child mutates. For a variable of another engine or of an unrelated family, returns
-    /// [`PushError::ForeignVariable`] or [`PushError::FamilyVariable`] instead.
+    /// Returns [`NoAccess::NotHeld`] if the parent does not declare one of the variables, or only reads one that the
+    /// child mutates. For a variable of another engine or of an unrelated family, returns [`NoAccess::Foreign`] or
+    /// [`NoAccess::OfFamily`] instead.
     fn stand_in(
         &self,
         entries: &[Entry],
@@ -313,7 +316,7 @@ impl Family {
                 // earlier family at the same address.
                 let is_around = || owner != self.owner() && self.belongs_around(named);
                 return Err(if owner == self.core.tag() || is_around() {
-                    PushError::NotHeld(named.refused_access(name, location))
+                    PushError::Variable(NoAccess::NotHeld, named.refused_access(name, location))
                 } else {
                     self.core.not_owned(named, name, location)
                 });

@@ -5,7 +5,7 @@ use std::{panic::Location, ptr::NonNull};
 use smallvec::SmallVec;
 
 use crate::{
-    error::push::PushError,
+    error::push::{NoAccess, PushError},
     op::{task::flag, variable::VarCell},
     tracker::{INLINE_ACCESSES, Mode},
     values::{Name, kind::EngineKind, property::Property},
@@ -114,7 +114,7 @@ pub(crate) fn sort<'e>(
         Err(aliased) => {
             // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
             let cell = unsafe { aliased.0.as_ref() };
-            Err(PushError::AliasedVariable(cell.refused_access(name, location)))
+            Err(PushError::Variable(NoAccess::Aliased, cell.refused_access(name, location)))
         }
     }
 }

@@ -8,7 +8,10 @@ use std::{
 
 use crate::{
     engine::core::Core,
-    error::{op::OpError, push::PushError},
+    error::{
+        op::OpError,
+        push::{NoAccess, PushError},
+    },
     op::{
         frame::Call,
         job::{FnJob, Sink, plain},
@@ -56,7 +59,7 @@ pub(crate) fn delete_variable(
     let spec = Spec::internal("delete_variable", i32::MAX, flags).passing_closed();
     let entry = Entry { cell: var.ptr(), mode: Mode::Overwrite, refs: Refs::None };
     let closed = core.check_variable(var.cell(), &spec.name, location).and_then(|()| {
-        let deleted = || PushError::DeletedVariable(var.cell().refused_access(&spec.name, location));
+        let deleted = || PushError::Variable(NoAccess::Deleted, var.cell().refused_access(&spec.name, location));
         var.cell().queue().close().then_some(()).ok_or_else(deleted)
     });
     if let Err(error) = closed {

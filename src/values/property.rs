@@ -9,7 +9,7 @@
 /// | `Normal` | the GPU's lane for computations | the GPU's lane | the pushing thread |
 /// | `CopyToGpu`, `CopyFromGpu` | the GPU's lane for copies in this direction | the GPU's lane | the pushing thread |
 /// | `GpuPrioritized` | the GPU's lane for urgent work | the GPU's lane, at the maximum priority | the pushing thread |
-/// | `CpuPrioritized` | refused: [`PushError::NotOfDevice`](crate::PushError::NotOfDevice) | refused | refused |
+/// | `CpuPrioritized` | refused: [`Misfit::NotOfDevice`](crate::error::Misfit::NotOfDevice) | refused | refused |
 ///
 /// All other operations:
 ///

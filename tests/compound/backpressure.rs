@@ -25,6 +25,7 @@ use common::{
 };
 use raddle::{
     Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, Var, completion, cx,
+    error::NoAccess,
     gpu::SimulatedGpu,
     stream,
     trace::{ObservedOp, Observer},
@@ -1519,7 +1520,7 @@ fn the_function_of_a_push_whose_variable_is_deleted_while_it_is_held_back_is_dro
             });
             pushed.unwrap().unwrap();
             let refused = push(&engine, &var, drops.make());
-            assert!(matches!(refused, Err(PushError::DeletedVariable(_))), "{name}: {refused:?}");
+            assert!(matches!(refused, Err(PushError::Variable(NoAccess::Deleted, _))), "{name}: {refused:?}");
             gate.open();
             engine.wait_for_all().unwrap();
             // The drop of an operator's function is an operation of its own.

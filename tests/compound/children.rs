@@ -17,8 +17,10 @@ use common::{
     yield_now,
 };
 use raddle::{
-    Device, Engine, OpContext, OpHandle, PushError, Shutdown, Var, WaitError, completion, cx, error::Cause,
-    gpu::SimulatedGpu, stream,
+    Device, Engine, OpContext, OpHandle, PushError, Shutdown, Var, WaitError, completion, cx,
+    error::{Cause, Misfit, NoAccess},
+    gpu::SimulatedGpu,
+    stream,
 };
 
 // --------------------------------------------------------------------------------------------------- the order ----
@@ -222,13 +224,15 @@ fn children_name_only_what_their_parent_holds() {
             .unwrap();
         let refused = refused.wait().unwrap();
         let names = |refused: &Result<(), PushError>| match refused {
-            Err(PushError::NotHeld(access)) => (access.operation().to_owned(), access.variable().to_owned()),
+            Err(PushError::Variable(NoAccess::NotHeld, access)) => {
+                (access.operation().to_owned(), access.variable().to_owned())
+            }
             other => panic!("{other:?}"),
         };
         assert_eq!(names(&refused[0]), ("strange".into(), "other".into()));
         assert_eq!(names(&refused[1]), ("too much".into(), "read".into()));
         assert_eq!(names(&refused[2]), ("untyped".into(), "other".into()));
-        assert!(matches!(refused[3], Err(PushError::AliasedVariable(_))));
+        assert!(matches!(refused[3], Err(PushError::Variable(NoAccess::Aliased, _))));
         engine.wait_for_all().unwrap();
     });
 }
@@ -237,12 +241,12 @@ fn children_name_only_what_their_parent_holds() {
 fn an_operation_without_children_refuses_them() {
     on_kinds(&KINDS, 1, |engine| {
         let refused = engine.op("childless").submit(cx(), |cx| cx.child("").push((), |()| unreachable!()));
-        assert!(matches!(refused.unwrap().wait().unwrap(), Err(PushError::NotAParent)));
+        assert!(matches!(refused.unwrap().wait().unwrap(), Err(PushError::Unfit(Misfit::NotAParent))));
         // Likewise, a child cannot have children unless it was pushed with `with_children`.
         let refused = engine.op("parent").with_children().submit(cx(), |cx| {
             cx.child("child").submit(raddle::cx(), |cx| cx.child("").push((), |()| unreachable!())).unwrap()
         });
-        assert!(matches!(refused.unwrap().wait().unwrap().wait().unwrap(), Err(PushError::NotAParent)));
+        assert!(matches!(refused.unwrap().wait().unwrap().wait().unwrap(), Err(PushError::Unfit(Misfit::NotAParent))));
     });
 }
 
@@ -260,10 +264,10 @@ fn device_operations_cannot_have_children_and_operators_cannot_be_children() {
             parent().on(Device::Gpu(0)).operator(stream(), |_| unreachable!()).map(drop),
         ];
         for refused in refused {
-            assert_eq!(refused, Err(PushError::UnfitForFamily));
+            assert_eq!(refused, Err(PushError::Unfit(Misfit::Family)));
         }
         let refused = parent().submit(cx(), |cx| cx.child("").operator((), |()| ()).map(drop)).unwrap();
-        assert_eq!(refused.wait().unwrap(), Err(PushError::UnfitForFamily));
+        assert_eq!(refused.wait().unwrap(), Err(PushError::Unfit(Misfit::Family)));
     });
 }
 
@@ -403,7 +407,7 @@ fn a_scope_in_a_child_cannot_name_what_the_parent_holds() {
             })
             .unwrap();
         let refused = refused.wait().unwrap().wait().unwrap();
-        assert!(matches!(refused, Err(PushError::HeldAroundScope(_))), "{refused:?}");
+        assert!(matches!(refused, Err(PushError::Variable(NoAccess::HeldAroundScope, _))), "{refused:?}");
     });
 }
 
@@ -426,7 +430,7 @@ fn a_scope_in_a_grandchild_cannot_name_what_the_grandparent_holds() {
         });
         parent.unwrap().wait().unwrap();
         let refused = results.recv().unwrap();
-        assert!(matches!(refused, Err(PushError::HeldAroundScope(_))), "{refused:?}");
+        assert!(matches!(refused, Err(PushError::Variable(NoAccess::HeldAroundScope, _))), "{refused:?}");
     });
 }
 
@@ -484,9 +488,12 @@ fn the_value_of_a_variable_of_a_family_is_dropped_before_a_wait_for_the_parent_r
             drops.assert_all_gone();
             // The handle still exists, but calls refuse it.
             let var = lock(&kept).take().unwrap();
-            assert!(matches!(engine.wait_for_var(&var), Err(WaitError::Refused(PushError::FamilyVariable(_)))));
+            assert!(matches!(
+                engine.wait_for_var(&var),
+                Err(WaitError::Refused(PushError::Variable(NoAccess::OfFamily, _)))
+            ));
             let pushed = engine.op("late").push(var.write(), |_| unreachable!());
-            assert!(matches!(pushed, Err(PushError::FamilyVariable(_))), "{pushed:?}");
+            assert!(matches!(pushed, Err(PushError::Variable(NoAccess::OfFamily, _))), "{pushed:?}");
             drop(var);
             let _ = engine.wait_for_all();
         }
@@ -526,12 +533,12 @@ fn other_operations_cannot_name_a_variable_of_a_family() {
                     other => panic!("{other:?}"),
                 }));
                 let foreign = other.op("foreign").push(var.read(), |_| unreachable!());
-                assert!(matches!(foreign, Err(PushError::ForeignVariable(_))), "{foreign:?}");
+                assert!(matches!(foreign, Err(PushError::Variable(NoAccess::Foreign, _))), "{foreign:?}");
                 refused
             })
             .unwrap();
         for refused in refused.wait().unwrap() {
-            let Err(error @ PushError::FamilyVariable(_)) = refused else { panic!("{refused:?}") };
+            let Err(error @ PushError::Variable(NoAccess::OfFamily, _)) = refused else { panic!("{refused:?}") };
             assert!(error.to_string().contains("`inside`, which belongs to the children of another"), "{error}");
         }
         engine.wait_for_all().unwrap();
@@ -565,11 +572,11 @@ fn children_of_children_name_a_variable_of_the_family_if_their_parent_does() {
             })
             .unwrap();
         let (refused, own) = parent.wait().unwrap().wait().unwrap();
-        assert!(matches!(refused, Err(PushError::NotHeld(_))), "{refused:?}");
+        assert!(matches!(refused, Err(PushError::Variable(NoAccess::NotHeld, _))), "{refused:?}");
         assert_eq!(engine.get(&seen).unwrap(), 12);
         // Nor can another parent's children declare this variable.
         let refused = engine.op("parent").with_children().submit(cx(), move |cx| cx.child("").push(own.read(), |_| ()));
-        assert!(matches!(refused.unwrap().wait().unwrap(), Err(PushError::FamilyVariable(_))));
+        assert!(matches!(refused.unwrap().wait().unwrap(), Err(PushError::Variable(NoAccess::OfFamily, _))));
     });
 }
 
@@ -580,7 +587,10 @@ fn an_operation_without_children_cannot_create_variables_for_them() {
         let value = drops.make();
         let refused =
             engine.op("childless").submit(cx(), |cx| (cx.child_var(value).map(drop), cx.child_token().map(drop)));
-        assert_eq!(refused.unwrap().wait().unwrap(), (Err(PushError::NotAParent), Err(PushError::NotAParent)));
+        assert_eq!(
+            refused.unwrap().wait().unwrap(),
+            (Err(PushError::Unfit(Misfit::NotAParent)), Err(PushError::Unfit(Misfit::NotAParent)))
+        );
         drops.assert_all_gone();
     });
 }
@@ -970,7 +980,7 @@ fn an_asynchronous_parent_holds_its_variables_until_its_children_are_complete() 
         engine.wait_for_var(&value).unwrap();
         let (got, refused) = lock(&outcome).take().unwrap();
         assert!(matches!(got, Err(WaitError::WouldDeadlock(_))), "{got:?}");
-        assert!(matches!(refused.unwrap(), Err(PushError::HeldAroundScope(_))));
+        assert!(matches!(refused.unwrap(), Err(PushError::Variable(NoAccess::HeldAroundScope, _))));
     });
 }
 
@@ -1457,7 +1467,10 @@ fn children_that_are_pushed_by_many_threads_while_a_future_ends_run_or_are_refus
                             match child.push((value.write(), family.read()), |(value, family)| *value += family[0]) {
                                 Ok(()) => pushed += 1,
                                 Err(error) => assert!(
-                                    matches!(error, PushError::ParentEnded | PushError::FamilyVariable(_)),
+                                    matches!(
+                                        error,
+                                        PushError::ParentEnded | PushError::Variable(NoAccess::OfFamily, _)
+                                    ),
                                     "{error}"
                                 ),
                             }
@@ -1498,7 +1511,8 @@ fn the_drop_of_a_value_of_a_family_may_push_but_neither_wait_nor_name_the_family
             let child = self.cx.child("late").push((), |()| unreachable!());
             let own = self.cx.op("own").push(self.own.take().unwrap().read(), |_| unreachable!());
             let waited = self.cx.wait_for_var(&self.log);
-            let seen = format!("{child:?} {} {waited:?}", matches!(own, Err(PushError::FamilyVariable(_))));
+            let seen =
+                format!("{child:?} {} {waited:?}", matches!(own, Err(PushError::Variable(NoAccess::OfFamily, _))));
             self.cx.op("log").push(self.log.write(), move |log| log.push(seen)).unwrap();
         }
     }
@@ -1567,6 +1581,9 @@ fn handles_and_contexts_of_a_family_may_outlive_the_engine() {
         let (cx, var) = lock(&kept).take().unwrap();
         drops.assert_all_gone();
         assert_eq!(cx.child("late").push(var.read(), |_| unreachable!()), Err(PushError::ParentEnded));
-        assert!(matches!(cx.op("late").push(var.read(), |_| unreachable!()), Err(PushError::FamilyVariable(_))));
+        assert!(matches!(
+            cx.op("late").push(var.read(), |_| unreachable!()),
+            Err(PushError::Variable(NoAccess::OfFamily, _))
+        ));
     });
 }

@@ -22,7 +22,9 @@ use common::{
 };
 use raddle::{
     Acquire, Device, Engine, EngineKind, Group, Property, PushError, ReadGuard, Shutdown, Var, WaitError, WriteGuard,
-    completion, cx, error::Cause, gpu::SimulatedGpu,
+    completion, cx,
+    error::{Cause, Misfit, NoAccess},
+    gpu::SimulatedGpu,
 };
 
 fn panics() -> ! {
@@ -305,9 +307,9 @@ fn acquisitions_that_can_never_succeed_are_refused() {
         let value = engine.var(1);
         let other = common::engine(EngineKind::Naive, 1);
         let foreign = block_on(other.acquire(value.read()));
-        assert!(matches!(foreign, Err(WaitError::Refused(PushError::ForeignVariable(_)))), "{foreign:?}");
+        assert!(matches!(foreign, Err(WaitError::Refused(PushError::Variable(NoAccess::Foreign, _)))), "{foreign:?}");
         let aliased = block_on(engine.acquire((value.read(), value.write())));
-        assert!(matches!(aliased, Err(WaitError::Refused(PushError::AliasedVariable(_)))), "{aliased:?}");
+        assert!(matches!(aliased, Err(WaitError::Refused(PushError::Variable(NoAccess::Aliased, _)))), "{aliased:?}");
         let (inside, same) = (engine.downgrade(), value.clone());
         let held = engine.op("").submit(value.read(), move |_| block_on(inside.acquire(same.read())).map(drop));
         assert!(matches!(held.unwrap().wait().unwrap(), Err(WaitError::WouldDeadlock(_))));
@@ -322,7 +324,7 @@ fn acquisitions_that_can_never_succeed_are_refused() {
         assert!(matches!(block_on(&mut twice), Err(WaitError::ValueTaken)));
         engine.delete_variable(&value, |_| {}).unwrap();
         let deleted = block_on(engine.acquire(value.read()));
-        assert!(matches!(deleted, Err(WaitError::Refused(PushError::DeletedVariable(_)))), "{deleted:?}");
+        assert!(matches!(deleted, Err(WaitError::Refused(PushError::Variable(NoAccess::Deleted, _)))), "{deleted:?}");
         engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
         let value = engine.var(1);
         assert!(matches!(block_on(engine.acquire(value.read())), Err(WaitError::Refused(PushError::ShutDown))));
@@ -906,8 +908,11 @@ fn futures_on_a_device_are_refused() {
     let gpu = Device::Gpu(0);
     let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build().unwrap();
     let refused = engine.op("").on(gpu).push_future((), |()| async {});
-    assert_eq!(refused, Err(PushError::FutureOnDevice));
-    assert_eq!(engine.op("").on(gpu).submit_future((), |()| async {}).err(), Some(PushError::FutureOnDevice));
+    assert_eq!(refused, Err(PushError::Unfit(Misfit::FutureOnDevice)));
+    assert_eq!(
+        engine.op("").on(gpu).submit_future((), |()| async {}).err(),
+        Some(PushError::Unfit(Misfit::FutureOnDevice))
+    );
     // Guards may depend on a device's work, and wakers need not run on the thread of its lane.
     let there = engine.device_var::<f32>(gpu, 16).unwrap();
     let host = engine.pinned_var::<f32>(gpu, 16).unwrap();

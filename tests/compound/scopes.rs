@@ -20,8 +20,10 @@ use common::{
     program::fewer,
 };
 use raddle::{
-    Device, Engine, EngineKind, PushError, Scope, ScopedVar, Shutdown, WaitError, completion, cx, each, error::Cause,
-    gpu::SimulatedGpu, stream,
+    Device, Engine, EngineKind, PushError, Scope, ScopedVar, Shutdown, WaitError, completion, cx, each,
+    error::{Cause, NoAccess},
+    gpu::SimulatedGpu,
+    stream,
 };
 
 type Anything = Result<(), Box<dyn std::error::Error + Send + Sync>>;
@@ -213,7 +215,7 @@ fn drops_of_values_may_push_to_the_scope_which_waits_for_these_operations() {
             let (s, borrowed, depth) = (self.s, self.borrowed, self.depth);
             for other in &self.others {
                 let refused = s.op("late").push(other.write(), |_| unreachable!("the variable's value is gone"));
-                assert!(matches!(refused, Err(PushError::DeletedVariable(_))), "{refused:?}");
+                assert!(matches!(refused, Err(PushError::Variable(NoAccess::Deleted, _))), "{refused:?}");
             }
             let slow = move |()| {
                 thread::sleep(Duration::from_millis(2));
@@ -576,9 +578,9 @@ fn an_operation_of_a_scope_cannot_name_what_the_operation_around_it_holds() {
             })
             .unwrap();
         let (refused, nested) = refused.wait().unwrap().unwrap();
-        let Err(PushError::HeldAroundScope(access)) = refused else { panic!("{refused:?}") };
+        let Err(PushError::Variable(NoAccess::HeldAroundScope, access)) = refused else { panic!("{refused:?}") };
         assert_eq!((access.operation(), access.variable()), ("inside", "frame"));
-        assert!(matches!(nested, Err(PushError::HeldAroundScope(_))), "{nested:?}");
+        assert!(matches!(nested, Err(PushError::Variable(NoAccess::HeldAroundScope, _))), "{nested:?}");
         assert_eq!(engine.get(&frame).unwrap(), [1, 2]);
     });
 }
@@ -608,7 +610,10 @@ fn a_scope_in_an_asynchronous_operation_names_its_variables_once_its_completion_
                                     while token.version() == 0 {
                                         thread::yield_now();
                                     }
-                                    assert!(matches!(early, Err(PushError::HeldAroundScope(_))), "{early:?}");
+                                    assert!(
+                                        matches!(early, Err(PushError::Variable(NoAccess::HeldAroundScope, _))),
+                                        "{early:?}"
+                                    );
                                     s.op("late").writes([token]).push((), |()| ())
                                 });
                                 nested.unwrap().unwrap();
@@ -628,7 +633,7 @@ fn a_scope_in_an_asynchronous_operation_names_its_variables_once_its_completion_
             })
             .unwrap();
         let (early, late, waited) = told.recv_timeout(PATIENCE).unwrap().unwrap();
-        assert!(matches!(early, Err(PushError::HeldAroundScope(_))), "{early:?}");
+        assert!(matches!(early, Err(PushError::Variable(NoAccess::HeldAroundScope, _))), "{early:?}");
         late.unwrap();
         waited.unwrap();
         engine.wait_for_all().unwrap();
@@ -668,11 +673,11 @@ fn foreign_deleted_and_aliased_variables_are_refused() {
             .scope(|s| {
                 let twice = s.var(0);
                 let refused = s.op("").push(foreign.write(), |_| unreachable!());
-                assert!(matches!(refused, Err(PushError::ForeignVariable(_))), "{refused:?}");
+                assert!(matches!(refused, Err(PushError::Variable(NoAccess::Foreign, _))), "{refused:?}");
                 let refused = s.op("").push(deleted.write(), |_| unreachable!());
-                assert!(matches!(refused, Err(PushError::DeletedVariable(_))), "{refused:?}");
+                assert!(matches!(refused, Err(PushError::Variable(NoAccess::Deleted, _))), "{refused:?}");
                 let refused = s.op("").push((twice.read(), twice.write()), |_| unreachable!());
-                assert!(matches!(refused, Err(PushError::AliasedVariable(_))), "{refused:?}");
+                assert!(matches!(refused, Err(PushError::Variable(NoAccess::Aliased, _))), "{refused:?}");
             })
             .unwrap();
     });

@@ -12,7 +12,10 @@ use std::{
 
 use common::{KINDS, MOMENT, child, engine, is_child, on_kinds};
 use raddle::{
-    Completion, Device, Engine, PushError, Var, WaitError, completion, cx, error::Cause, gpu::SimulatedGpu, stream,
+    Completion, Device, Engine, PushError, Var, WaitError, completion, cx,
+    error::{Cause, Misfit},
+    gpu::SimulatedGpu,
+    stream,
 };
 
 #[test]
@@ -142,7 +145,7 @@ fn an_eager_device_operation_is_refused() {
     for kind in KINDS {
         let engine = Engine::builder().kind(kind).workers(1).pin(false).gpu(SimulatedGpu::default()).build().unwrap();
         let pushed = engine.op("").on(Device::Gpu(0)).eager().push(stream(), |_| {});
-        assert_eq!(pushed, Err(PushError::EagerOnDevice));
+        assert_eq!(pushed, Err(PushError::Unfit(Misfit::EagerOnDevice)));
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use common::{Droppable, Drops, KINDS, PATIENCE, on_kinds};
-use raddle::{Engine, EngineKind, PushError, Shutdown, Var, completion};
+use raddle::{Engine, EngineKind, PushError, Shutdown, Var, completion, error::NoAccess};
 
 #[test]
 fn errors_of_pushes_name_the_operation_and_the_variable() {
@@ -18,7 +18,7 @@ fn errors_of_pushes_name_the_operation_and_the_variable() {
         let (own, foreign) = (engine.var(1u8).named(String::from("own")), other.token().named("foreign"));
 
         let refused = engine.op(format!("number {}", 3)).push((own.read(), own.write()), |_| {});
-        let Err(PushError::AliasedVariable(access)) = &refused else { panic!("{refused:?}") };
+        let Err(PushError::Variable(NoAccess::Aliased, access)) = &refused else { panic!("{refused:?}") };
         assert_eq!((access.operation(), access.variable()), ("number 3", "own"));
         assert!(access.location().file().ends_with("names.rs"));
         let at = format!("pushed at {}", access.location());
@@ -79,7 +79,7 @@ fn a_push_that_a_concurrent_deletion_refuses_names_both() {
                         .push(vars.iter().map(|var| var.write()).collect::<Vec<_>>(), |_| {});
                     match pushed {
                         Ok(()) => {}
-                        Err(PushError::DeletedVariable(access)) => {
+                        Err(PushError::Variable(NoAccess::Deleted, access)) => {
                             assert_eq!(access.operation(), format!("round {round}"));
                             assert!(access.variable().starts_with("variable "), "{access}");
                             refused += 1;
@@ -116,7 +116,7 @@ fn race_with_deletions<const N: usize>(
             for _ in 0..20 {
                 match push(engine, &vars, drops.make()) {
                     Ok(()) => {}
-                    Err(PushError::DeletedVariable(_)) => refused += 1,
+                    Err(PushError::Variable(NoAccess::Deleted, _)) => refused += 1,
                     Err(error) => panic!("{error}"),
                 }
             }
@@ -156,7 +156,7 @@ fn short_pushes_that_are_refused_drop_their_captures_once() {
             let pushed = engine.op("three").push((c.write(), b.read(), a.read()), move |_| drop(three));
             assert_eq!(pushed.is_ok(), is_accepted, "{pushed:?}");
             let pushed = engine.op("twice").push((a.write(), a.read()), move |_| drop(twice));
-            let is_alias = matches!(pushed, Err(PushError::AliasedVariable(_)));
+            let is_alias = matches!(pushed, Err(PushError::Variable(NoAccess::Aliased, _)));
             assert!(is_alias, "{pushed:?}");
         };
         pushes(true);

@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::{Drops, Gate, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, eventually, failure, hold, on_kinds};
-use raddle::{Engine, PushError, Shutdown, Var, WaitError, completion};
+use raddle::{Engine, PushError, Shutdown, Var, WaitError, completion, error::NoAccess};
 
 /// A value that cannot be cloned.
 #[derive(Debug, Default, PartialEq)]
@@ -130,9 +130,12 @@ fn calls_on_failed_deleted_and_foreign_variables_return_the_reason() {
         let drops = Drops::new();
         let other = common::engine(raddle::EngineKind::Naive, 1);
         let foreign: Var<Unclonable> = other.var(Unclonable(0));
-        assert!(matches!(engine.with(&foreign, |_| ()), Err(WaitError::Refused(PushError::ForeignVariable(_)))));
-        assert!(matches!(engine.take(&foreign), Err(WaitError::Refused(PushError::ForeignVariable(_)))));
-        assert!(matches!(engine.set(&foreign, Unclonable(1)), Err(PushError::ForeignVariable(_))));
+        assert!(matches!(
+            engine.with(&foreign, |_| ()),
+            Err(WaitError::Refused(PushError::Variable(NoAccess::Foreign, _)))
+        ));
+        assert!(matches!(engine.take(&foreign), Err(WaitError::Refused(PushError::Variable(NoAccess::Foreign, _)))));
+        assert!(matches!(engine.set(&foreign, Unclonable(1)), Err(PushError::Variable(NoAccess::Foreign, _))));
 
         let failed = engine.var(drops.make());
         engine.op("fails").try_push(failed.write(), |_| Err("no".into())).unwrap();
@@ -144,7 +147,10 @@ fn calls_on_failed_deleted_and_foreign_variables_return_the_reason() {
 
         let deleted = engine.var(Unclonable(0));
         engine.delete_variable(&deleted, |_| {}).unwrap();
-        assert!(matches!(engine.with(&deleted, |_| ()), Err(WaitError::Refused(PushError::DeletedVariable(_)))));
+        assert!(matches!(
+            engine.with(&deleted, |_| ()),
+            Err(WaitError::Refused(PushError::Variable(NoAccess::Deleted, _)))
+        ));
         assert!(matches!(engine.replace(&deleted, Unclonable(1)), Err(WaitError::Refused(_))));
         engine.wait_for_all().unwrap();
         drops.assert_all_gone();

@@ -364,7 +364,7 @@ fn a_variable_deleted_in_flight_ends_after_the_kernel() {
                 kernel(&engine, "kernel", &var, move |_| first.add("kernel"));
                 engine.delete_variable(&var, move |_| second.add("deleted")).unwrap();
                 let late = engine.op("late").on(GPU).launch_any(var.write(), |_, _| {});
-                assert!(matches!(late, Err(raddle::PushError::DeletedVariable(_))));
+                assert!(matches!(late, Err(raddle::PushError::Variable(raddle::error::NoAccess::Deleted, _))));
                 engine.wait_for_all().unwrap();
                 assert_eq!(journal.take(), ["kernel", "deleted"], "{kind}, seed {seed}");
             }
@@ -660,12 +660,12 @@ fn an_unknown_device_is_refused() {
             engine.pinned_var::<u64>(nowhere, 1).map(drop).unwrap_err(),
         ];
         assert!(refused.iter().all(|error| error.code() < 0 && !error.is_lost()), "{kind}: {refused:?}");
-        let not_on_one = raddle::PushError::NotOnDevice;
+        let not_on_one = raddle::PushError::Unfit(raddle::error::Misfit::NotOnDevice);
         assert_eq!(engine.op("").launch_any(var.write(), |_, _| {}), Err(not_on_one.clone()), "{kind}");
         assert_eq!(engine.op("").copy_from_device(&var, &host), Err(not_on_one.clone()), "{kind}");
         assert_eq!(engine.op("").copy_peer(&var, &var), Err(not_on_one), "{kind}");
         let aliased = engine.op("").on(GPU).copy_peer(&var, &var);
-        assert!(matches!(aliased, Err(raddle::PushError::AliasedVariable(_))), "{kind}");
+        assert!(matches!(aliased, Err(raddle::PushError::Variable(raddle::error::NoAccess::Aliased, _))), "{kind}");
         engine.wait_for_all().unwrap();
         assert_eq!(var.version() + host.version(), 0);
     }
@@ -677,8 +677,11 @@ fn properties_without_a_meaning_on_a_device_are_refused() {
         let engine = engine(kind, &SimulatedGpu::default());
         let (var, host) = (device(&engine, 1), pinned(&engine, 1));
         for (property, refused) in [
-            (Property::CpuPrioritized, raddle::PushError::NotOfDevice(raddle::Property::CpuPrioritized)),
-            (Property::Async, raddle::PushError::EagerOnDevice),
+            (
+                Property::CpuPrioritized,
+                raddle::PushError::Unfit(raddle::error::Misfit::NotOfDevice(raddle::Property::CpuPrioritized)),
+            ),
+            (Property::Async, raddle::PushError::Unfit(raddle::error::Misfit::EagerOnDevice)),
         ] {
             let refused = Err(refused);
             let op = || engine.op("").on(GPU).kind(property);

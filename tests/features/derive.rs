@@ -3,7 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-use raddle::{Accesses, Engine, PushError, Read, Var, Write, access::Cx, cx};
+use raddle::{Accesses, Engine, PushError, Read, Var, Write, access::Cx, cx, error::NoAccess};
 
 /// The accesses of an optimiser step.
 #[derive(Accesses)]
@@ -107,7 +107,7 @@ fn a_variable_in_two_fields_is_refused_as_in_a_tuple() {
     let values = engine.var(vec![1.0]);
     let aliased = Step { weights: values.write(), gradient: values.read() };
     let error = engine.op("step").push(aliased, |_| ()).unwrap_err();
-    assert!(matches!(error, PushError::AliasedVariable(_)), "{error}");
+    assert!(matches!(error, PushError::Variable(NoAccess::Aliased, _)), "{error}");
 }
 
 #[test]

@@ -25,7 +25,9 @@ use common::{
     AWHILE, DeferredPanics, Drops, Gate, KINDS, Meeting, PATIENCE, SOON, THREADED, at_the_first_deferred_push,
     block_on, child_succeeds, engine, eventually, hold, is_child, lock, on_kinds, program::fewer, watched, watched_for,
 };
-use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Token, WaitError, completion};
+use raddle::{
+    Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Token, WaitError, completion, error::NoAccess,
+};
 
 // ---------------------------------------------------------------------------------------- pushes that cross ----
 
@@ -179,7 +181,7 @@ fn variables_may_be_created_and_deleted_while_pushes_cross() {
                         if number % 5 == 0 {
                             engine.delete_variable(&own, |_| {}).unwrap();
                             let refused = engine.op("").push((shared.write(), own.write()), |_| {});
-                            assert!(matches!(refused, Err(PushError::DeletedVariable(_))));
+                            assert!(matches!(refused, Err(PushError::Variable(NoAccess::Deleted, _))));
                         }
                     }
                 });

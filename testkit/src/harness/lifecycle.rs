@@ -32,7 +32,7 @@ use std::{
 
 use raddle::{
     Completion, Device, Engine, EngineBuilder, OpContext, OpHandle, Operator, PushError, Shutdown, Var, WaitError,
-    error::{Cause, ShutdownError},
+    error::{Cause, NoAccess, ShutdownError},
     gpu::{SimulatedGpu, simulated::Clock},
     trace::Recorder,
 };
@@ -474,8 +474,10 @@ impl World {
         }
         let deleted = |variable: usize| self.deleted[variable].load(SeqCst);
         let fine = match &result {
-            Err(PushError::DeletedVariable(_)) => deleted(operation.reads) || deleted(operation.writes),
-            Err(PushError::ForeignVariable(_)) => self.program.variables[operation.reads] != operation.engine,
+            Err(PushError::Variable(NoAccess::Deleted, _)) => deleted(operation.reads) || deleted(operation.writes),
+            Err(PushError::Variable(NoAccess::Foreign, _)) => {
+                self.program.variables[operation.reads] != operation.engine
+            }
             Err(PushError::ShutDown) => self.engines[operation.engine].begun.load(SeqCst),
             Err(PushError::Full) => self.program.has_limits && self.program.stops(operation.engine),
             Err(_) => false,
@@ -581,7 +583,7 @@ impl Actor {
                         Poll::Pending => {}
                         Poll::Ready(Err(WaitError::Refused(PushError::ShutDown)))
                             if world.engines[number].begun.load(SeqCst) => {}
-                        Poll::Ready(Err(WaitError::Refused(PushError::DeletedVariable(_))))
+                        Poll::Ready(Err(WaitError::Refused(PushError::Variable(NoAccess::Deleted, _))))
                             if world.deleted[variable].load(SeqCst) => {}
                         Poll::Ready(Err(error)) => self.check_wait(number, Err(error)),
                     }
@@ -622,8 +624,8 @@ impl Actor {
                     let is_own = world.program.variables[variable] == number;
                     match result {
                         Ok(()) if is_own => drop(world.deletions[variable].0.fetch_add(1, SeqCst)),
-                        Err(PushError::ForeignVariable(_)) if !is_own => {}
-                        Err(PushError::DeletedVariable(_)) if is_own => {}
+                        Err(PushError::Variable(NoAccess::Foreign, _)) if !is_own => {}
+                        Err(PushError::Variable(NoAccess::Deleted, _)) if is_own => {}
                         other => world.violation(format!("a deletion of variable {variable} returned {other:?}")),
                     }
                 }
@@ -650,7 +652,7 @@ impl Actor {
                 if let (Some(engine), Some(token)) = (&self.hands.engines[number], &self.hands.variables[variable]) {
                     let result = engine.get(token).map(|value| value.touch());
                     match result {
-                        Err(WaitError::Refused(PushError::DeletedVariable(_)))
+                        Err(WaitError::Refused(PushError::Variable(NoAccess::Deleted, _)))
                             if world.deleted[variable].load(SeqCst) => {}
                         result => self.check_wait(number, result),
                     }

@@ -29,8 +29,8 @@ use std::{
 
 use raddle::{
     Completion, Device, Engine, EngineBuilder, EngineKind, Group, OpBuilder, OpContext, OpError, OpHandle, Operator,
-    PushError, Scope, ScopedOp, Shutdown, Token, Var, WaitError, WriteGuard, completion,
-    error::BoxError,
+    PushError, Scope, Shutdown, Token, Var, WaitError, WriteGuard, completion,
+    error::{BoxError, Misfit, NoAccess},
     gpu::{DeviceVec, GpuStream, SimulatedGpu, simulated::Clock},
 };
 
@@ -714,9 +714,9 @@ enum Refusal {
 impl From<PushError> for Refusal {
     fn from(error: PushError) -> Self {
         match error {
-            PushError::ForeignVariable(_) => Self::Foreign,
-            PushError::DeletedVariable(_) => Self::Deleted,
-            PushError::AliasedVariable(_) => Self::Aliased,
+            PushError::Variable(NoAccess::Foreign, _) => Self::Foreign,
+            PushError::Variable(NoAccess::Deleted, _) => Self::Deleted,
+            PushError::Variable(NoAccess::Aliased, _) => Self::Aliased,
             error => Self::Other(error),
         }
     }
@@ -1041,9 +1041,9 @@ impl Model {
             && operation.is_for_device()
             && operation.property == Property::CpuPrioritized
         {
-            Some(Refusal::Other(PushError::NotOfDevice(raddle::Property::CpuPrioritized)))
+            Some(Refusal::Other(PushError::Unfit(Misfit::NotOfDevice(raddle::Property::CpuPrioritized))))
         } else if operation.gpu == Some(0) && operation.is_for_device() && operation.property == Property::Async {
-            Some(Refusal::Other(PushError::EagerOnDevice))
+            Some(Refusal::Other(PushError::Unfit(Misfit::EagerOnDevice)))
         } else if operation.foreign {
             Some(Refusal::Foreign)
         } else if self.names_deleted(program, id) {
@@ -1771,7 +1771,11 @@ impl Runner {
         }
     }
 
-    fn describe_scoped<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, id: usize) -> ScopedOp<'scope> {
+    fn describe_scoped<'scope, 'env>(
+        &'scope self,
+        scope: &'scope Scope<'scope, 'env>,
+        id: usize,
+    ) -> OpBuilder<'scope, &'scope Scope<'scope, 'env>> {
         let operation = &self.world.program.operations[id];
         let mut op = scope.op(format!("#{id}")).priority(operation.priority);
         if operation.property == Property::CpuPrioritized {

@@ -12,7 +12,9 @@ use std::{
     },
 };
 
-use raddle::{Engine, EngineKind, Group, OpBuilder, OpContext, OpHandle, PushError, Token, WaitError, completion};
+use raddle::{
+    Engine, EngineKind, Group, OpBuilder, OpContext, OpHandle, PushError, Token, WaitError, completion, error::NoAccess,
+};
 
 use super::{Bytes, check_recorded, engine_plan, observe, watched};
 use crate::{
@@ -458,7 +460,7 @@ impl World {
                     builder.push((), |()| self.run(inner, engine, None))
                 };
                 match pushed {
-                    Ok(()) | Err(PushError::HeldAroundScope(_)) => {}
+                    Ok(()) | Err(PushError::Variable(NoAccess::HeldAroundScope, _)) => {}
                     Err(error) => self.violation(format!("the push of op {} was refused: {error}", inner.id)),
                 }
             }

@@ -27,7 +27,7 @@ use common::{
 use logger::log_to;
 use raddle::{
     Completion, Engine, EngineKind, IdlePolicy, OpError, PushError, Shutdown, Token, Var, WaitError,
-    error::{BuildError, Cause, ShutdownError},
+    error::{BuildError, Cause, NoAccess, ShutdownError},
 };
 
 /// Waits for a message from an operation.

@@ -87,7 +87,7 @@ fn the_drop_of_a_refused_function_may_panic() {
         ];
         for call in calls {
             match catch_unwind(AssertUnwindSafe(|| call(&engine, &token, PanicsOnDrop("refused")))) {
-                Ok(pushed) => assert!(matches!(pushed, Err(PushError::DeletedVariable(_))), "{pushed:?}"),
+                Ok(pushed) => assert!(matches!(pushed, Err(PushError::Variable(NoAccess::Deleted, _))), "{pushed:?}"),
                 Err(payload) => assert_eq!(payload.downcast_ref::<&str>(), Some(&"refused")),
             }
         }

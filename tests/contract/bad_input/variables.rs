@@ -6,7 +6,7 @@ fn a_foreign_variable_is_refused_everywhere() {
         let there = engine(EngineKind::Naive, 1);
         let foreign = there.var(1);
         let is_refused = |pushed: Result<(), PushError>| {
-            assert!(matches!(pushed, Err(PushError::ForeignVariable(_))), "{pushed:?}");
+            assert!(matches!(pushed, Err(PushError::Variable(NoAccess::Foreign, _))), "{pushed:?}");
         };
         is_refused(here.op("").push(foreign.read(), |_| {}));
         is_refused(here.op("").push((here.var(1).write(), foreign.write()), |_| {}));
@@ -24,7 +24,7 @@ fn a_foreign_variable_is_refused_everywhere() {
             common::block_on(here.wait_for_var_async(&foreign)),
             here.get(&foreign).map(drop),
         ] {
-            assert!(matches!(result, Err(WaitError::Refused(PushError::ForeignVariable(_)))), "{result:?}");
+            assert!(matches!(result, Err(WaitError::Refused(PushError::Variable(NoAccess::Foreign, _)))), "{result:?}");
         }
         // The variable still works on its own engine.
         assert_eq!(there.get(&foreign).unwrap(), 1);
@@ -39,8 +39,8 @@ fn a_variable_of_a_dropped_engine_is_foreign() {
             let foreign = there.token();
             drop(there);
             let other = engine(EngineKind::Naive, 1);
-            assert!(matches!(other.push_sync(|_| {}, [], [&foreign]), Err(PushError::ForeignVariable(_))));
-            assert!(matches!(here.push_sync(|_| {}, [], [&foreign]), Err(PushError::ForeignVariable(_))));
+            assert!(matches!(other.push_sync(|_| {}, [], [&foreign]), Err(PushError::Variable(NoAccess::Foreign, _))));
+            assert!(matches!(here.push_sync(|_| {}, [], [&foreign]), Err(PushError::Variable(NoAccess::Foreign, _))));
         }
     });
 }
@@ -81,7 +81,7 @@ fn a_typed_variable_that_is_named_twice_and_mutated_is_refused() {
     on_kinds(&KINDS, 1, |engine| {
         let (a, b) = (engine.var(1), engine.var(2));
         let is_refused = |pushed: Result<(), PushError>| {
-            assert!(matches!(pushed, Err(PushError::AliasedVariable(_))), "{pushed:?}");
+            assert!(matches!(pushed, Err(PushError::Variable(NoAccess::Aliased, _))), "{pushed:?}");
         };
         is_refused(engine.op("").push((a.write(), a.write()), |_| {}));
         is_refused(engine.op("").push((a.read(), a.write()), |_| {}));
@@ -107,7 +107,7 @@ fn an_alias_among_many_variables_is_found() {
         let variables: Vec<_> = (0..500).map(|n| engine.var(n)).collect();
         let mut declared: Vec<_> = variables.iter().map(Var::write).collect();
         declared.insert(250, variables[400].write());
-        assert!(matches!(engine.op("").push(declared, |_| {}), Err(PushError::AliasedVariable(_))));
+        assert!(matches!(engine.op("").push(declared, |_| {}), Err(PushError::Variable(NoAccess::Aliased, _))));
     });
 }
 
@@ -203,7 +203,7 @@ fn a_second_deletion_is_refused() {
         let second = sender.clone();
         engine.delete_variable(&value, move |_| sender.send(1).unwrap()).unwrap();
         let refused = engine.delete_variable(&value, move |_| second.send(2).unwrap());
-        assert!(matches!(refused, Err(PushError::DeletedVariable(_))));
+        assert!(matches!(refused, Err(PushError::Variable(NoAccess::Deleted, _))));
         gate.open();
         assert_eq!(receiver.iter().collect::<Vec<_>>(), [1]);
         drops.assert_all_gone();

@@ -461,7 +461,7 @@ fn a_push_of_an_operator_with_a_deleted_variable_is_refused() {
         let operator = engine.op("").operator(value.write(), |_| {}).unwrap();
         operator.push().unwrap();
         engine.delete_variable(&value, |_| {}).unwrap();
-        assert!(matches!(operator.push(), Err(PushError::DeletedVariable(_))));
+        assert!(matches!(operator.push(), Err(PushError::Variable(NoAccess::Deleted, _))));
     });
 }
 
@@ -474,8 +474,8 @@ fn a_push_of_an_operator_with_a_deleted_variable_leaves_nothing_pending() {
         engine.delete_variable(&deleted, |_| {}).unwrap();
         engine.wait_for_all().unwrap();
         let gate = hold(&engine, &held);
-        assert!(matches!(operator.submit(), Err(PushError::DeletedVariable(_))));
-        assert!(matches!(operator.push_with_priority(1), Err(PushError::DeletedVariable(_))));
+        assert!(matches!(operator.submit(), Err(PushError::Variable(NoAccess::Deleted, _))));
+        assert!(matches!(operator.push_with_priority(1), Err(PushError::Variable(NoAccess::Deleted, _))));
         assert_eq!(engine.pending(), 1);
         gate.open();
         engine.wait_for_all().unwrap();

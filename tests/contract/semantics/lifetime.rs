@@ -50,7 +50,7 @@ fn a_deleted_variable_refuses_everything_but_waits() {
         let value = engine.var(0);
         engine.delete_variable(&value, |_| {}).unwrap();
         let is_refused = |pushed: Result<(), PushError>| {
-            assert!(matches!(pushed, Err(PushError::DeletedVariable(_))), "{pushed:?}");
+            assert!(matches!(pushed, Err(PushError::Variable(NoAccess::Deleted, _))), "{pushed:?}");
         };
         is_refused(engine.op("").push(value.read(), |_| {}));
         is_refused(engine.op("").push(value.overwrite(), |_| {}));
@@ -59,7 +59,7 @@ fn a_deleted_variable_refuses_everything_but_waits() {
         is_refused(engine.op("").operator(value.read(), |_| {}).map(drop));
         is_refused(engine.delete_variable(&value, |_| {}));
         is_refused(engine.clear_error(&value));
-        assert!(matches!(engine.get(&value), Err(WaitError::Refused(PushError::DeletedVariable(_)))));
+        assert!(matches!(engine.get(&value), Err(WaitError::Refused(PushError::Variable(NoAccess::Deleted, _)))));
         engine.wait_for_var(&value).unwrap();
         engine.wait_to_read(&value).unwrap();
         block_on(engine.wait_for_var_async(&value)).unwrap();

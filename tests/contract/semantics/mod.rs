@@ -30,7 +30,7 @@ use common::{
 use raddle::{
     Completion, Device, Engine, EngineKind, Name, OpContext, OpError, OpHandle, Operator, PushError, Shutdown, Token,
     Var, VarWait, WaitError, completion, each,
-    error::{Cause, ShutdownError},
+    error::{Cause, NoAccess, ShutdownError},
     system::Placement,
 };
 

@@ -105,8 +105,8 @@ fn a_refused_push_enqueues_nothing() {
         engine.delete_variable(&deleted, |_| {}).unwrap();
         for invalid in [&foreign, &deleted] {
             let is_refused = |pushed: Result<(), PushError>| match pushed {
-                Err(PushError::ForeignVariable(_)) => assert!(invalid == &foreign),
-                Err(PushError::DeletedVariable(_)) => assert!(invalid == &deleted),
+                Err(PushError::Variable(NoAccess::Foreign, _)) => assert!(invalid == &foreign),
+                Err(PushError::Variable(NoAccess::Deleted, _)) => assert!(invalid == &deleted),
                 pushed => panic!("{pushed:?}"),
             };
             let captured = drops.make();
