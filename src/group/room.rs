@@ -67,7 +67,7 @@ use crate::{
     error::push::PushError,
     notify::{
         pending::{PendingOps, UNLIMITED, slack},
-        waiters::{Awaits, Kind},
+        waiters::{Awaits, WaiterKind},
         wakers::{self, WakerKey},
     },
     op::{frame, members::Group, no_wait},
@@ -259,7 +259,7 @@ pub(crate) fn hold_back(core: &Arc<Core>, group: Option<&Arc<Group>>) -> Result<
         core.threads().wake_yielded();
         let has_room = || first_full(core, group, |_| 0).is_none();
         let wait = || full.wait_for_room(Some(Instant::now() + pause));
-        wait::sleep_listed(core, Kind::Refusable, Awaits::Room, None, since, &has_room, |_| wait());
+        wait::sleep_listed(core, WaiterKind::Refusable, Awaits::Room, None, since, &has_room, |_| wait());
         pause = (2 * pause).min(PAUSES[1]);
     }
 }

@@ -28,7 +28,7 @@ use crate::{
     trace::{
         OpId,
         dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind},
-        recorder::Recorded,
+        recorder::RecordedEngine,
     },
     tracker::{Op, Standing, Successors, each_marked},
     values::Name,
@@ -79,7 +79,7 @@ pub(crate) fn take(core: &Core) -> Dump {
             dump.ops[later].waits_for.push(earlier);
         }
     }
-    let members = Members::of(records);
+    let members = FoundOps::of(records);
     for (child, parent) in members.parents() {
         if let Some(parent) = by_record.get(&parent).map(|&parent| &mut dump.ops[parent]) {
             parent.waits_for.push(child);
@@ -184,7 +184,7 @@ pub(crate) fn lane_name(core: &Core, lane: u8) -> String {
     }
 }
 
-impl Recorded for Core {
+impl RecordedEngine for Core {
     fn each_pending(&self, found: &mut dyn FnMut(OpId)) {
         if self.is_forked() {
             return;
@@ -222,7 +222,7 @@ fn note_accesses(op: &Op<Task>, index: usize, variables: &mut Vec<PendingVar>, k
 }
 
 /// The operations found, and their groups.
-struct Members {
+struct FoundOps {
     records: Vec<NonNull<Op<Task>>>,
     by_count: HashMap<*const PendingOps, Vec<Member>>,
 }
@@ -236,7 +236,7 @@ struct Member {
     is_innermost: bool,
 }
 
-impl Members {
+impl FoundOps {
     /// Looks up the groups of the operations in `records`, whose marks were found after this thread was pinned. The
     /// result must not be used after the thread is unpinned.
     fn of(records: Vec<NonNull<Op<Task>>>) -> Self {

@@ -23,7 +23,7 @@ use crate::{
     scheduler::{DEFAULT_BAND, priority_of},
     trace::{
         AccessMode, OpId, Outcome, Place, VarId,
-        observer::{Details, ObservedAccess, ObservedOp, Observer},
+        observer::{ObservedAccess, ObservedOp, Observer, OpDetails},
         recorder::Recorder,
         stats::{LaneStats, Stats, WorkerStats},
         watchdog::Watchdog,
@@ -396,7 +396,7 @@ struct Observed<'a> {
     op: &'a Op<Task>,
 }
 
-impl Details for Observed<'_> {
+impl OpDetails for Observed<'_> {
     fn lane(&self) -> String {
         dump::lane_name(self.core, self.op.task().lane)
     }

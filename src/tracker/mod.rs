@@ -185,6 +185,6 @@ pub use followers::followers;
 pub use look::{Standing, Successors};
 pub use op::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList, each_marked};
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub use push::{Pushed, Stalled};
+pub use push::{PushResult, Stalled};
 pub use push::{push, push_sole};
 pub use queue::VarQueue;

@@ -17,7 +17,7 @@ use super::{
     followers::{MAX_FOLLOWERS, followers},
     look::{MAX_SUCCESSORS, Successors},
     op::{INLINE_ACCESSES, Rejection},
-    push::{Inserter, Insertion, Pushed, help, insert},
+    push::{Inserter, Insertion, PushResult, help, insert},
 };
 use crate::{
     memory::epoch::{self, Guard, Shared},
@@ -119,8 +119,8 @@ fn push(op: Known) -> [bool; 2] {
 }
 
 /// Destructures the result of a push of `op`. The test becomes the owner if the operation is ready.
-fn outcome(op: Known, pushed: Pushed<Task>) -> [bool; 2] {
-    let Pushed { ready, rejected } = pushed;
+fn outcome(op: Known, pushed: PushResult<Task>) -> [bool; 2] {
+    let PushResult { ready, rejected } = pushed;
     let is_ready = ready.is_some();
     ready.into_iter().for_each(|ready| assert_eq!(ready.into_ptr(), op.0));
     [is_ready, rejected]

@@ -22,8 +22,8 @@ use crate::{
     },
     notify::{
         oneshot::Oneshot,
-        pending::{PendingOps, PendingWait, Waited},
-        waiters::{Awaits, BlockingWait, Goal, IsOver, Kind, ListedWaiter, waiters},
+        pending::{PendingOps, PendingWait, WaitEnd},
+        waiters::{Awaits, BlockingWait, Goal, IsOver, ListedWaiter, WaiterKind, waiters},
     },
     op::{
         cancellable::{Cancellable, Handled},
@@ -233,9 +233,9 @@ pub(crate) fn sleep<R>(
     wait: impl FnOnce(Option<&ListedWaiter<'_>>) -> R,
 ) -> R {
     let kind = match deadline {
-        _ if awaits == Awaits::Scope => Kind::Closing,
-        Some(_) => Kind::Timed,
-        None => Kind::Refusable,
+        _ if awaits == Awaits::Scope => WaiterKind::Closing,
+        Some(_) => WaiterKind::Timed,
+        None => WaiterKind::Refusable,
     };
     let waits = running::stop_running();
     let result = sleep_listed(core, kind, awaits, goal, Instant::now(), is_over, wait);
@@ -248,7 +248,7 @@ pub(crate) fn sleep<R>(
 /// the wait could be part of a cycle. During the call, dumps show the thread as asleep since `since`.
 pub(crate) fn sleep_listed<R>(
     core: &Core,
-    kind: Kind,
+    kind: WaiterKind,
     awaits: Awaits,
     goal: Option<Goal<'_>>,
     since: Instant,
@@ -344,8 +344,8 @@ fn wait_counted(
 ) -> Result<(), WaitError> {
     let is_over = || pending.is_over(covered);
     let wait = |until| match pending.wait_for(covered, until) {
-        Waited::Idle | Waited::Over => Ok(()),
-        Waited::TimedOut => Err(WaitError::TimedOut),
+        WaitEnd::Idle | WaitEnd::Over => Ok(()),
+        WaitEnd::TimedOut => Err(WaitError::TimedOut),
     };
     let goal = Goal::Counted(pending, Some(covered));
     sleep(core, deadline, awaits, Some(goal), &is_over, |waiter| deadlock::watching(core, waiter, None, deadline, wait))

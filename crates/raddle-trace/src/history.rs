@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    event::{AccessMode, Event, OpId, Outcome, Place, Pushed, VarId, What},
+    event::{AccessMode, Event, OpId, Outcome, Place, PushEvent, VarId, What},
     name::Name,
     stats::Collected,
 };
@@ -542,7 +542,7 @@ impl Thread {
 }
 
 impl TracedOp {
-    fn new(id: OpId, pushed: Pushed, (thread, time): (u16, Duration), parent: Option<OpId>) -> Self {
+    fn new(id: OpId, pushed: PushEvent, (thread, time): (u16, Duration), parent: Option<OpId>) -> Self {
         Self {
             id,
             name: pushed.name,

@@ -29,7 +29,7 @@ pub mod recording {
     pub use crate::{
         chrome::{Chrome, Json},
         event::{
-            AccessWord, BRIEF_ACCESSES, Event, MAX_ACCESSES, PlaceWord, PushHead, Pushed, Short, Slot, What,
+            AccessWord, BRIEF_ACCESSES, Event, MAX_ACCESSES, PlaceWord, PushEvent, PushHead, RingSlot, Short, What,
             brief_push, push, ran, read, short, slots_of_push,
         },
         export::{Exporter, Format},
