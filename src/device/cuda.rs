@@ -70,19 +70,19 @@ use cudarc::driver::{
 };
 
 use super::{
+    block_pool,
     driver::{
         Address, Block, CaptureCheck, DeviceEvent, Driver, GpuDriver, LeftBehind, MemoryKind, MemoryOwner, Stream,
         StreamRole,
     },
-    pool,
 };
 use crate::{
     error::device::{CAPTURING, DeviceError},
     sync::{
         Mutex,
         edge::{self, acquire},
-        fork::ProcessMark,
         lock,
+        process::ProcessMark,
     },
     system::{panics, topology},
 };
@@ -292,7 +292,7 @@ struct CudaDevice {
     /// The lowest and the highest priority of streams.
     priorities: (i32, i32),
     marks: MarkKind,
-    pool: pool::Pool,
+    pool: block_pool::Pool,
     /// Events that can be reused. Their last recordings may still be pending.
     events: Mutex<Vec<RawEvent>>,
     /// Words for streams' counters.
@@ -393,7 +393,7 @@ impl CudaGpu {
             name: format!("{name} (CUDA device {ordinal})"),
             priorities,
             marks,
-            pool: pool::Pool::new(),
+            pool: block_pool::Pool::new(),
             events: Mutex::new(Vec::new()),
             words: Mutex::default(),
             streams: Mutex::new(Vec::new()),

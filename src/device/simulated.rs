@@ -37,19 +37,19 @@ use std::{
 };
 
 use super::{
+    block_pool,
     driver::{ALIGNMENT, Address, Block, DeviceEvent, Driver, GpuDriver, MemoryKind, MemoryOwner, Stream, StreamRole},
-    pool,
 };
 use crate::{
     error::device::DeviceError,
-    sync::{Condvar, Mutex, MutexGuard, fork::ProcessMark, lock, thread},
+    sync::{Condvar, Mutex, MutexGuard, lock, process::ProcessMark, thread},
 };
 
+mod commands;
 mod kernel;
-mod timeline;
 
+use commands::{Command, DeviceCall, DeviceState, Moment, Work};
 pub use kernel::{KernelArgs, SimulatedStream};
-use timeline::{Command, DeviceCall, DeviceState, Moment, Work};
 
 /// The clock of a simulated device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,7 +189,7 @@ impl SimulatedGpuBuilder {
             state: Mutex::new(DeviceState::new(self.compute_engines, self.clock, self.seed)),
             idle: Condvar::new(),
             process: ProcessMark::current(),
-            pool: pool::Pool::new(),
+            pool: block_pool::Pool::new(),
             options: self,
         }))
     }
@@ -277,7 +277,7 @@ struct SimulatedDevice {
     state: Mutex<DeviceState>,
     /// Notified whenever the effect of a command ends while the device is lost.
     idle: Condvar,
-    pool: pool::Pool,
+    pool: block_pool::Pool,
     /// Recognises a forked child, in which the locks may be held forever by threads of the parent.
     process: ProcessMark,
 }
@@ -483,7 +483,7 @@ impl Driver for SimulatedGpu {
     fn abandon(&self, error: &DeviceError) {
         self.0.lose(error.clone().into_loss());
         // Another thread may be copying or running a kernel, which uses memory until it has finished.
-        drop(self.0.state().and_then(|state| timeline::quiet(state, &self.0.idle)));
+        drop(self.0.state().and_then(|state| commands::quiet(state, &self.0.idle)));
     }
 }
 
@@ -511,7 +511,7 @@ impl Simulated {
                 return Ok(state);
             }
             // The device has no thread, so this thread does the device's work, as a poll does.
-            drop(timeline::work(&self.device.state, state, &self.device.idle)?);
+            drop(commands::work(&self.device.state, state, &self.device.idle)?);
             // A kernel may have forked this process, so the state is requested anew.
             thread::yield_now();
         }
@@ -522,7 +522,7 @@ impl Simulated {
         let mut state = self.await_room()?;
         if let Err(error) = state.call(call) {
             // A caller that learns of a loss may free memory, so this waits for effects still using it.
-            drop(if error.is_lost() { timeline::quiet(state, &self.device.idle).ok() } else { Some(state) });
+            drop(if error.is_lost() { commands::quiet(state, &self.device.idle).ok() } else { Some(state) });
             // The lock has been released by now: dropping the command may run program code.
             drop(command);
             return Err(error);
@@ -534,7 +534,7 @@ impl Simulated {
     fn launch(&self, duration: Duration, kernel: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
         let options = &self.device.options;
         let duration = if duration.is_zero() { options.kernel_time } else { duration };
-        let work = Work::Kernel(timeline::Kernel::new(kernel));
+        let work = Work::Kernel(commands::Kernel::new(kernel));
         self.issue(DeviceCall::Launch, Command::Timed { work, duration, latency: options.launch_latency })
     }
 }
@@ -570,13 +570,13 @@ impl Stream for Simulated {
     fn passed(&mut self) -> Result<u64, DeviceError> {
         let mut state = self.device.state()?;
         state.counts.polls += 1;
-        Ok(timeline::work(&self.device.state, state, &self.device.idle)?.passed(self.index))
+        Ok(commands::work(&self.device.state, state, &self.device.idle)?.passed(self.index))
     }
 
     fn probe(&mut self) -> Result<(), DeviceError> {
         let mut state = self.device.state()?;
         state.counts.probes += 1;
-        timeline::work(&self.device.state, state, &self.device.idle).map(drop)
+        commands::work(&self.device.state, state, &self.device.idle).map(drop)
     }
 
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {

@@ -77,7 +77,7 @@ use crate::{
         lock, thread_static,
     },
     threads::thread_pool::is_engine_thread,
-    wait::{self, deadlock},
+    wait::{self, cycles},
 };
 
 /// The maximum number of operations that a thread pushes without counting again. Measured: at 32, the cost per push of
@@ -269,7 +269,7 @@ pub(crate) fn hold_back(core: &Arc<Core>, group: Option<&Arc<Group>>) -> Result<
 pub(crate) fn is_still(core: &Core, again: bool) -> bool {
     match stillness(core) {
         Stillness::Still => true,
-        Stillness::Perhaps => again || deadlock::all_wait_still(core),
+        Stillness::Perhaps => again || cycles::all_wait_still(core),
         Stillness::Busy => false,
     }
 }

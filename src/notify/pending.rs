@@ -69,8 +69,9 @@ use crate::{
         Ordering::Relaxed,
         atomic::{AtomicU64, AtomicUsize},
         edge::{self, acquire, acquire_release, release, removed, step},
-        fork::ProcessMark,
-        lock, thread, wait_until,
+        lock,
+        process::ProcessMark,
+        thread, wait_until,
     },
     testing::pause::{self, Point},
 };

@@ -43,8 +43,8 @@ use crate::{
         Mutex,
         Ordering::Relaxed,
         atomic::AtomicPtr,
-        fork::{PerProcess, ProcessMark},
         lock,
+        process::{PerProcess, ProcessMark},
     },
 };
 

@@ -33,7 +33,7 @@ use raddle_trace::{
 use super::writers::{self, RingShared, Writer};
 use crate::{
     scheduler::priority_of,
-    sync::{Mutex, fork::ProcessMark, lock},
+    sync::{Mutex, lock, process::ProcessMark},
     system::clock::TraceClock,
     values::Name,
 };

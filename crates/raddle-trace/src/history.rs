@@ -11,7 +11,7 @@ use std::{
 use crate::{
     event::{AccessMode, Event, OpId, Outcome, Place, PushEvent, VarId, What},
     name::Name,
-    stats::Collected,
+    op_stats::Collected,
 };
 
 /// The history of one operation. Times count from the recorder's creation.

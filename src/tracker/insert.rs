@@ -2,7 +2,7 @@
 
 use super::{
     access::{Access, Arity, WRITE_OK, grantable_at_link, linked, tagged},
-    op::{ONE, Op, OpRef, Rejection},
+    op_record::{ONE, Op, OpRef, Rejection},
     queue::VarQueue,
 };
 use crate::{

@@ -32,7 +32,7 @@ use crate::{
     },
     tracker::{Op, Standing, Successors, each_marked},
     values::Name,
-    wait::deadlock::{self, keep_incomplete, ticket_in},
+    wait::cycles::{self, keep_incomplete, ticket_in},
 };
 
 /// Returns a dump of what is pending.
@@ -49,8 +49,7 @@ pub(crate) fn take(core: &Core) -> Dump {
     let (mut records, mut variables) = (Vec::new(), HashMap::new());
     // The sleeping threads are listed before the operations. Any operation that one of these threads still awaits
     // afterwards is therefore found to be pending.
-    let (mut threads, mut scopes) =
-        (waiters().of_engine(deadlock::engine(core)), waiters().scopes(deadlock::engine(core)));
+    let (mut threads, mut scopes) = (waiters().of_engine(cycles::engine(core)), waiters().scopes(cycles::engine(core)));
     let inside = threads.iter_mut().map(|thread| &mut thread.ops);
     for ops in inside.chain(scopes.iter_mut().map(|scope| &mut scope.around)) {
         // SAFETY: (1): this thread is pinned. (2): the functions of these operations had not returned when they
@@ -94,7 +93,7 @@ pub(crate) fn take(core: &Core) -> Dump {
         }
     }
     let mut targets = HashMap::new();
-    waiters().each_goal(deadlock::engine(core), |number, is_inside, goal| {
+    waiters().each_goal(cycles::engine(core), |number, is_inside, goal| {
         let covered = |index: &usize| goal.covers(|pending| members.ticket_in(*index, pending));
         let found: Vec<usize> = match goal {
             Goal::Op { task, .. } => by_task.get(&task.as_ptr()).copied().into_iter().collect(),
