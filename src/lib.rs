@@ -186,7 +186,7 @@ pub mod internals {
     pub use crate::testing::pause::{Point, Stop, passings};
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
-        device::timeline::{DeviceUses, Recorded, Timeline},
+        device::timeline::{DeviceUses, RecordedPoint, Timeline},
         engine::fork::Slots,
         error::failures::Failures,
         memory::{
@@ -200,7 +200,7 @@ pub mod internals {
             claim::{Cancel, Claim},
             family_count::FamilyCount,
             oneshot::{Oneshot, Waiter},
-            pending::{PendingOps, Ticket, Waited},
+            pending::{PendingOps, Ticket, WaitEnd},
             poll_state::PollState,
             wakers::WakerKey,
         },
@@ -214,8 +214,8 @@ pub mod internals {
         sync::edge,
         threads::{Aside, Laid, SpareThreads, Stopped},
         tracker::{
-            Hold, Mode, Op, OpRef, Pushed, ReadyList, Stalled, Successors, VarQueue, complete, end, followers, push,
-            walk_blocked,
+            Hold, Mode, Op, OpRef, PushResult, ReadyList, Stalled, Successors, VarQueue, complete, end, followers,
+            push, walk_blocked,
         },
     };
 }

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use raddle::internals::edge::{self, Declared};
+use raddle::internals::edge::{self, Declaration};
 
 /// The time after which a model counts as not failing.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -76,7 +76,7 @@ macro_rules! must_fail {
 ///
 /// # Panics
 /// If a model does not fail as declared, or a declaration lacks a model.
-pub fn check(kills: &[&[Kill]], is_mine: fn(&Declared) -> bool) {
+pub fn check(kills: &[&[Kill]], is_mine: fn(&Declaration) -> bool) {
     let kills = kills.concat();
     let failures = Mutex::new(unneeded(&kills, is_mine));
     let to_run: Vec<_> = kills.iter().filter(|kill| kill.fails_here()).collect();
@@ -99,13 +99,13 @@ pub fn check(kills: &[&[Kill]], is_mine: fn(&Declared) -> bool) {
 }
 
 /// Returns what is wrong with the names of the sides and steps.
-fn unneeded(kills: &[Kill], is_mine: fn(&Declared) -> bool) -> Vec<String> {
+fn unneeded(kills: &[Kill], is_mine: fn(&Declaration) -> bool) -> Vec<String> {
     let declared: BTreeMap<_, _> = edge::ALL.iter().map(|declared| (declared.name, declared)).collect();
     let mut failures = Vec::new();
     for kill in kills {
         match declared.get(kill.weakened) {
             None => failures.push(format!("`{}`, of {}, is not declared", kill.weakened, kill.path())),
-            Some(Declared { unmodelled: Some(_), .. }) => {
+            Some(Declaration { unmodelled: Some(_), .. }) => {
                 failures.push(format!(
                     "{} is declared as not modelled, but {} is its model",
                     kill.weakened,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::checker::{alloc::Track, cell::UnsafeCell};
-use raddle::internals::{Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, end, push};
+use raddle::internals::{Mode, Op, OpRef, PushResult, ReadyList, Stalled, VarQueue, end, push};
 
 /// The task that the models store in an operation's record.
 pub struct Task {
@@ -163,7 +163,7 @@ impl World {
     }
 
     /// Pushes `op`. If the result says that `op` is ready, the caller must run it.
-    pub fn push(&self, op: OpRef<Task>) -> Pushed<Task> {
+    pub fn push(&self, op: OpRef<Task>) -> PushResult<Task> {
         let number = self.note_push_begins(&op);
         let pushed = push(op);
         self.note_push_ends(number, pushed)
@@ -201,7 +201,7 @@ impl World {
     }
 
     /// Records the end of a push. Takes the operation's number, because the operation may have been reclaimed.
-    fn note_push_ends(&self, number: usize, pushed: Pushed<Task>) -> Pushed<Task> {
+    fn note_push_ends(&self, number: usize, pushed: PushResult<Task>) -> PushResult<Task> {
         self.diary.entry(number, |entry| {
             entry.push_ended = Some(self.diary.tick());
             entry.rejected[0] = Some(pushed.rejected);

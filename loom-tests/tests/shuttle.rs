@@ -22,7 +22,7 @@ use raddle::{
     error::{BoxError, Cause, ShutdownError},
     gpu::{DeviceVec, GpuStream, SimulatedGpu, simulated::Clock},
     internals::{
-        DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, PendingOps, ReadyList, VarQueue, Waited, Worker, complete, push,
+        DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, PendingOps, ReadyList, VarQueue, WaitEnd, Worker, complete, push,
     },
 };
 use raddle_loom_tests::shapes::*;
@@ -342,7 +342,7 @@ fn waits_for_all() {
                 for _ in 0..2 {
                     drop(pending.leave(pending.enter()));
                     let before = entered.each_ref().map(|count| count.load(Relaxed));
-                    assert_ne!(pending.wait(None), Waited::TimedOut);
+                    assert_ne!(pending.wait(None), WaitEnd::TimedOut);
                     let missed = gone.iter().zip(before).any(|(gone, before)| gone.load(Relaxed) < before);
                     assert!(!missed, "the wait missed an operation that had entered before");
                 }
@@ -350,7 +350,7 @@ fn waits_for_all() {
         })
         .collect();
     threads.into_iter().chain(waiters).for_each(|thread| thread.join().unwrap());
-    assert_eq!(pending.wait(None), Waited::Idle);
+    assert_eq!(pending.wait(None), WaitEnd::Idle);
 }
 
 #[test]

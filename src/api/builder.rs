@@ -21,7 +21,7 @@ use crate::{
     gpu,
     observe::{record, recording::Recording},
     scheduler::IdlePolicy,
-    sync::fork::PerProcess,
+    sync::process::PerProcess,
     system::topology,
     threads::{
         shuffler::Shuffler,

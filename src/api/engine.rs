@@ -29,7 +29,7 @@ use crate::{
         push::{FORKED, PushError},
         wait::WaitError,
     },
-    observe::{dump, record},
+    observe::{record, snapshot},
     op::{frame, variable::ValueMemory, variables, waits::WaitFor},
     system::Placement,
     trace::{dump::Dump, stats::Stats},
@@ -662,7 +662,7 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn dump(&self) -> Dump {
-        dump::take(self.core())
+        snapshot::take(self.core())
     }
 
     /// Returns statistics about the engine: what its workers have done, and how long the operations of each name took.

@@ -18,7 +18,7 @@ use crate::{
         cancellable::{Cancellable, Function, Handled},
         waits::Begun,
     },
-    sync::fork::ProcessMark,
+    sync::process::ProcessMark,
     wait,
 };
 

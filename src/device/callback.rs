@@ -22,12 +22,12 @@ pub(crate) fn leave_kernel() {
 
 /// Runs `f`, which is program code, as a kernel. While `f` runs, [`in_kernel`] returns `true`.
 pub(crate) fn as_kernel<R>(f: impl FnOnce() -> R) -> R {
-    struct Leave(bool);
-    impl Drop for Leave {
+    struct LeaveKernel(bool);
+    impl Drop for LeaveKernel {
         fn drop(&mut self) {
             KERNEL.with(|kernel| kernel.set(self.0));
         }
     }
-    let _leave = Leave(KERNEL.with(|kernel| kernel.replace(true)));
+    let _leave = LeaveKernel(KERNEL.with(|kernel| kernel.replace(true)));
     f()
 }

@@ -70,18 +70,19 @@ use cudarc::driver::{
 };
 
 use super::{
+    block_pool,
     driver::{
-        Address, Block, CaptureCheck, Driver, Event, GpuDriver, LeftBehind, MemoryKind, MemoryOwner, Stream, StreamRole,
+        Address, Block, CaptureCheck, DeviceEvent, Driver, GpuDriver, LeftBehind, MemoryKind, MemoryOwner, Stream,
+        StreamRole,
     },
-    pool,
 };
 use crate::{
     error::device::{CAPTURING, DeviceError},
     sync::{
         Mutex,
         edge::{self, acquire},
-        fork::ProcessMark,
         lock,
+        process::ProcessMark,
     },
     system::{panics, topology},
 };
@@ -284,14 +285,14 @@ impl MarkKind {
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct CudaGpu(Arc<Shared>);
+pub struct CudaGpu(Arc<CudaDevice>);
 
-struct Shared {
+struct CudaDevice {
     name: String,
     /// The lowest and the highest priority of streams.
     priorities: (i32, i32),
     marks: MarkKind,
-    pool: pool::Pool,
+    pool: block_pool::Pool,
     /// Events that can be reused. Their last recordings may still be pending.
     events: Mutex<Vec<RawEvent>>,
     /// Words for streams' counters.
@@ -388,11 +389,11 @@ impl CudaGpu {
         // Older drivers do not know the attribute.
         let wide = context.attribute(wide).unwrap_or(0) != 0;
         let marks = MarkKind::choose(wide && has(WRITE_VALUE))?;
-        let shared = Shared {
+        let shared = CudaDevice {
             name: format!("{name} (CUDA device {ordinal})"),
             priorities,
             marks,
-            pool: pool::Pool::new(),
+            pool: block_pool::Pool::new(),
             events: Mutex::new(Vec::new()),
             words: Mutex::default(),
             streams: Mutex::new(Vec::new()),
@@ -447,7 +448,7 @@ impl From<CudaGpu> for GpuDriver {
     }
 }
 
-impl Shared {
+impl CudaDevice {
     /// Returns the context's address.
     fn home_context(&self) -> usize {
         self.context.cu_ctx().expose_provenance()
@@ -664,7 +665,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for CudaDevice {
     fn drop(&mut self) {
         if self.own().is_err() {
             return;
@@ -790,7 +791,7 @@ struct Counter {
 }
 
 impl Counter {
-    fn new(gpu: &Shared) -> Result<Self, DeviceError> {
+    fn new(gpu: &CudaDevice) -> Result<Self, DeviceError> {
         let word = gpu.word()?;
         // SAFETY: the word is pinned host memory, large enough, aligned and unused: either the device does not know it
         // yet, or the device has already written its last mark there.
@@ -848,7 +849,7 @@ pub(crate) fn stream_of(stream: &mut dyn Stream) -> Option<Arc<CudaStream>> {
 impl LaneStream {
     /// Returns the device if it is sound, and makes its context current on this thread, since the program may have
     /// changed the current context.
-    fn ready(&self) -> Result<&Shared, DeviceError> {
+    fn ready(&self) -> Result<&CudaDevice, DeviceError> {
         let gpu = &*self.gpu.0;
         gpu.sound()?;
         gpu.bind()?;
@@ -914,7 +915,7 @@ impl LaneStream {
     }
 
     /// Records an event from the list, or a new one.
-    fn record_raw(&self, gpu: &Shared) -> Result<RawEvent, DeviceError> {
+    fn record_raw(&self, gpu: &CudaDevice) -> Result<RawEvent, DeviceError> {
         let event = gpu.event()?;
         // SAFETY: the event and the stream belong to this context and are alive.
         let recorded = gpu.check("cuEventRecord", unsafe { sys::cuEventRecord(event.0, self.stream.cu_stream()) });
@@ -951,13 +952,13 @@ impl Stream for LaneStream {
         self.ready().map(drop)
     }
 
-    fn record(&mut self) -> Result<Event, DeviceError> {
+    fn record(&mut self) -> Result<DeviceEvent, DeviceError> {
         self.ready_to_issue()?;
         let raw = self.record_raw(&self.gpu.0)?;
-        Ok(Event::new(Arc::new(CudaEvent { gpu: self.gpu.clone(), raw })))
+        Ok(DeviceEvent::new(Arc::new(CudaEvent { gpu: self.gpu.clone(), raw })))
     }
 
-    fn wait(&mut self, event: &Event) -> Result<(), DeviceError> {
+    fn wait(&mut self, event: &DeviceEvent) -> Result<(), DeviceError> {
         self.ready_to_issue()?;
         let gpu = &self.gpu.0;
         let Some(event) = event.downcast::<CudaEvent>() else {

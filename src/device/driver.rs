@@ -80,9 +80,9 @@ pub(crate) struct Block {
 
 /// A point in a stream that other streams can wait for. Clones are cheap, and dropping the last one releases the event.
 #[derive(Clone)]
-pub struct Event(Arc<dyn Any + Send + Sync>);
+pub struct DeviceEvent(Arc<dyn Any + Send + Sync>);
 
-impl Event {
+impl DeviceEvent {
     /// Wraps a driver's own representation of an event.
     pub(super) fn new(event: Arc<impl Any + Send + Sync>) -> Self {
         Self(event)
@@ -94,9 +94,9 @@ impl Event {
     }
 }
 
-impl fmt::Debug for Event {
+impl fmt::Debug for DeviceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Event").finish_non_exhaustive()
+        f.debug_struct("DeviceEvent").finish_non_exhaustive()
     }
 }
 
@@ -160,10 +160,10 @@ pub(crate) trait Stream: Send {
     }
 
     /// Records an event at this point in the stream. The event happens when all commands before it are done.
-    fn record(&mut self) -> Result<Event, DeviceError>;
+    fn record(&mut self) -> Result<DeviceEvent, DeviceError>;
 
     /// Makes all later commands of the stream wait for `event`, on the device. The host does not wait.
-    fn wait(&mut self, event: &Event) -> Result<(), DeviceError>;
+    fn wait(&mut self, event: &DeviceEvent) -> Result<(), DeviceError>;
 
     /// Puts a mark behind all commands so far: [`passed`](Self::passed) returns at least `seq` once they are done. Each
     /// `seq` must be greater than the last.

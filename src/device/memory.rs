@@ -15,12 +15,12 @@ use super::driver::{ALIGNMENT, Address, Block, Driver, MemoryKind, MemoryOwner};
 use crate::error::device::DeviceError;
 
 /// A block allocated by a driver. Dropping this returns the block to the driver.
-struct Owned {
+struct OwnedBlock {
     driver: Arc<dyn Driver>,
     block: ManuallyDrop<Block>,
 }
 
-impl Owned {
+impl OwnedBlock {
     /// Allocates memory for `len` values of type `T`.
     fn new<T>(driver: &Arc<dyn Driver>, kind: MemoryKind, len: usize) -> Result<Self, DeviceError> {
         const { assert!(align_of::<T>() <= ALIGNMENT, "no device aligns its memory this strictly") };
@@ -36,7 +36,7 @@ impl Owned {
     }
 }
 
-impl Drop for Owned {
+impl Drop for OwnedBlock {
     fn drop(&mut self) {
         // SAFETY: nothing else takes the block, and the field is not used again after the drop.
         let block = unsafe { ManuallyDrop::take(&mut self.block) };
@@ -68,14 +68,14 @@ impl Drop for Owned {
 /// # }
 /// ```
 pub struct DeviceVec<T> {
-    memory: Owned,
+    memory: OwnedBlock,
     len: usize,
     values: PhantomData<T>,
 }
 
 impl<T: Pod + Send + Sync> DeviceVec<T> {
     pub(crate) fn new(driver: &Arc<dyn Driver>, len: usize) -> Result<Self, DeviceError> {
-        Ok(Self { memory: Owned::new::<T>(driver, MemoryKind::Device, len)?, len, values: PhantomData })
+        Ok(Self { memory: OwnedBlock::new::<T>(driver, MemoryKind::Device, len)?, len, values: PhantomData })
     }
 }
 
@@ -140,14 +140,14 @@ impl<T> fmt::Debug for DeviceVec<T> {
 /// # }
 /// ```
 pub struct PinnedVec<T> {
-    memory: Owned,
+    memory: OwnedBlock,
     len: usize,
     values: PhantomData<T>,
 }
 
 impl<T: Pod + Send + Sync> PinnedVec<T> {
     pub(crate) fn new(driver: &Arc<dyn Driver>, len: usize) -> Result<Self, DeviceError> {
-        let vec = Self { memory: Owned::new::<T>(driver, MemoryKind::Pinned, len)?, len, values: PhantomData };
+        let vec = Self { memory: OwnedBlock::new::<T>(driver, MemoryKind::Pinned, len)?, len, values: PhantomData };
         // SAFETY: the memory belongs to this vector alone, and has this size. The write does not read the old values,
         // which may be another vector's or uninitialised.
         unsafe { vec.as_mut_ptr().write_bytes(0, len) };

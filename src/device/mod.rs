@@ -34,13 +34,13 @@
 //! block that the device may still touch is reused. Blocks can still be returned to the pool. The head of `cuda` states
 //! what a lost GPU may still do.
 
+mod block_pool;
 pub(crate) mod callback;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 pub(crate) mod driver;
 pub(crate) mod gpus;
 pub(crate) mod memory;
-mod pool;
 pub mod simulated;
 pub(crate) mod stream;
 pub(crate) mod timeline;

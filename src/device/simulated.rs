@@ -37,19 +37,19 @@ use std::{
 };
 
 use super::{
-    driver::{ALIGNMENT, Address, Block, Driver, Event, GpuDriver, MemoryKind, MemoryOwner, Stream, StreamRole},
-    pool,
+    block_pool,
+    driver::{ALIGNMENT, Address, Block, DeviceEvent, Driver, GpuDriver, MemoryKind, MemoryOwner, Stream, StreamRole},
 };
 use crate::{
     error::device::DeviceError,
-    sync::{Condvar, Mutex, MutexGuard, fork::ProcessMark, lock, thread},
+    sync::{Condvar, Mutex, MutexGuard, lock, process::ProcessMark, thread},
 };
 
+mod commands;
 mod kernel;
-mod timeline;
 
+use commands::{Command, DeviceCall, DeviceState, Moment, Work};
 pub use kernel::{KernelArgs, SimulatedStream};
-use timeline::{Call, Command, Moment, State, Work};
 
 /// The clock of a simulated device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,13 +183,13 @@ impl SimulatedGpuBuilder {
     pub fn build(self) -> SimulatedGpu {
         use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        SimulatedGpu(Arc::new(Device {
+        SimulatedGpu(Arc::new(SimulatedDevice {
             // Relaxed: only distinct numbers are needed.
             number: NEXT.fetch_add(1, Relaxed),
-            state: Mutex::new(State::new(self.compute_engines, self.clock, self.seed)),
+            state: Mutex::new(DeviceState::new(self.compute_engines, self.clock, self.seed)),
             idle: Condvar::new(),
             process: ProcessMark::current(),
-            pool: pool::Pool::new(),
+            pool: block_pool::Pool::new(),
             options: self,
         }))
     }
@@ -268,16 +268,16 @@ pub struct Usage {
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct SimulatedGpu(Arc<Device>);
+pub struct SimulatedGpu(Arc<SimulatedDevice>);
 
-struct Device {
+struct SimulatedDevice {
     /// Distinct from the numbers of all other simulated devices.
     number: u64,
     options: SimulatedGpuBuilder,
-    state: Mutex<State>,
+    state: Mutex<DeviceState>,
     /// Notified whenever the effect of a command ends while the device is lost.
     idle: Condvar,
-    pool: pool::Pool,
+    pool: block_pool::Pool,
     /// Recognises a forked child, in which the locks may be held forever by threads of the parent.
     process: ProcessMark,
 }
@@ -387,9 +387,9 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, ALIGNMENT).expect("the pool never asks for more than can be addressed")
 }
 
-impl Device {
+impl SimulatedDevice {
     /// Locks and returns the state. Returns an error in a process forked after the device was created.
-    fn state(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
+    fn state(&self) -> Result<MutexGuard<'_, DeviceState>, DeviceError> {
         if self.process.is_foreign() {
             return Err(DeviceError::lost(-1, "the device belongs to the parent process, which forked this one"));
         }
@@ -397,7 +397,7 @@ impl Device {
     }
 
     /// Calls `f` with the state. Does nothing in a process forked after the device was created.
-    fn control<R: Default>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+    fn control<R: Default>(&self, f: impl FnOnce(&mut DeviceState) -> R) -> R {
         self.state().map(|mut state| f(&mut state)).unwrap_or_default()
     }
 
@@ -443,7 +443,7 @@ impl Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for SimulatedDevice {
     fn drop(&mut self) {
         for kind in [MemoryKind::Device, MemoryKind::Pinned] {
             self.pool.release(kind, |address, bytes| self.release(address, bytes));
@@ -463,7 +463,7 @@ impl Driver for SimulatedGpu {
 
     fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<Block, DeviceError> {
         let device = &*self.0;
-        device.state()?.call(Call::Allocate)?;
+        device.state()?.call(DeviceCall::Allocate)?;
         let mut asked = bytes == 0;
         let ask = |bytes| {
             asked = true;
@@ -483,27 +483,27 @@ impl Driver for SimulatedGpu {
     fn abandon(&self, error: &DeviceError) {
         self.0.lose(error.clone().into_loss());
         // Another thread may be copying or running a kernel, which uses memory until it has finished.
-        drop(self.0.state().and_then(|state| timeline::quiet(state, &self.0.idle)));
+        drop(self.0.state().and_then(|state| commands::quiet(state, &self.0.idle)));
     }
 }
 
 /// Returns an event not recorded by any stream, for models.
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub(crate) fn unrecorded() -> Event {
-    Event::new(Arc::new(Moment::new()))
+pub(crate) fn unrecorded() -> DeviceEvent {
+    DeviceEvent::new(Arc::new(Moment::new()))
 }
 
 /// One stream of a simulated device.
 struct Simulated {
-    device: Arc<Device>,
+    device: Arc<SimulatedDevice>,
     /// The index of the stream among the device's streams.
     index: usize,
 }
 
 impl Simulated {
     /// Waits until the stream has room for another command, or the device is lost.
-    fn await_room(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
-        let has_room = |state: &State| state.depth(self.index) < self.device.options.depth;
+    fn await_room(&self) -> Result<MutexGuard<'_, DeviceState>, DeviceError> {
+        let has_room = |state: &DeviceState| state.depth(self.index) < self.device.options.depth;
         loop {
             let state = self.device.state()?;
             // A lost device refuses the call, which then needs no room.
@@ -511,18 +511,18 @@ impl Simulated {
                 return Ok(state);
             }
             // The device has no thread, so this thread does the device's work, as a poll does.
-            drop(timeline::work(&self.device.state, state, &self.device.idle)?);
+            drop(commands::work(&self.device.state, state, &self.device.idle)?);
             // A kernel may have forked this process, so the state is requested anew.
             thread::yield_now();
         }
     }
 
     /// Appends a command to the stream, or returns why it is refused.
-    fn issue(&self, call: Call, command: Command) -> Result<(), DeviceError> {
+    fn issue(&self, call: DeviceCall, command: Command) -> Result<(), DeviceError> {
         let mut state = self.await_room()?;
         if let Err(error) = state.call(call) {
             // A caller that learns of a loss may free memory, so this waits for effects still using it.
-            drop(if error.is_lost() { timeline::quiet(state, &self.device.idle).ok() } else { Some(state) });
+            drop(if error.is_lost() { commands::quiet(state, &self.device.idle).ok() } else { Some(state) });
             // The lock has been released by now: dropping the command may run program code.
             drop(command);
             return Err(error);
@@ -534,8 +534,8 @@ impl Simulated {
     fn launch(&self, duration: Duration, kernel: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
         let options = &self.device.options;
         let duration = if duration.is_zero() { options.kernel_time } else { duration };
-        let work = Work::Kernel(timeline::Kernel::new(kernel));
-        self.issue(Call::Launch, Command::Timed { work, duration, latency: options.launch_latency })
+        let work = Work::Kernel(commands::Kernel::new(kernel));
+        self.issue(DeviceCall::Launch, Command::Timed { work, duration, latency: options.launch_latency })
     }
 }
 
@@ -550,33 +550,33 @@ impl Stream for Simulated {
         Some(Arc::as_ptr(&self.device).addr())
     }
 
-    fn record(&mut self) -> Result<Event, DeviceError> {
+    fn record(&mut self) -> Result<DeviceEvent, DeviceError> {
         let moment = Arc::new(Moment::new());
-        self.issue(Call::Record, Command::Record(Arc::clone(&moment)))?;
-        Ok(Event::new(moment))
+        self.issue(DeviceCall::Record, Command::Record(Arc::clone(&moment)))?;
+        Ok(DeviceEvent::new(moment))
     }
 
-    fn wait(&mut self, event: &Event) -> Result<(), DeviceError> {
+    fn wait(&mut self, event: &DeviceEvent) -> Result<(), DeviceError> {
         match event.downcast::<Moment>() {
-            Some(moment) => self.issue(Call::Wait, Command::Wait(moment)),
+            Some(moment) => self.issue(DeviceCall::Wait, Command::Wait(moment)),
             None => Err(DeviceError::refused(-1, "a simulated device cannot wait for a CUDA event")),
         }
     }
 
     fn mark(&mut self, seq: u64) -> Result<(), DeviceError> {
-        self.issue(Call::Mark, Command::Mark(seq))
+        self.issue(DeviceCall::Mark, Command::Mark(seq))
     }
 
     fn passed(&mut self) -> Result<u64, DeviceError> {
         let mut state = self.device.state()?;
         state.counts.polls += 1;
-        Ok(timeline::work(&self.device.state, state, &self.device.idle)?.passed(self.index))
+        Ok(commands::work(&self.device.state, state, &self.device.idle)?.passed(self.index))
     }
 
     fn probe(&mut self) -> Result<(), DeviceError> {
         let mut state = self.device.state()?;
         state.counts.probes += 1;
-        timeline::work(&self.device.state, state, &self.device.idle).map(drop)
+        commands::work(&self.device.state, state, &self.device.idle).map(drop)
     }
 
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
@@ -598,7 +598,7 @@ impl Stream for Simulated {
         let nanos = u128::from(bytes as u64) * 1_000_000_000 / u128::from(bandwidth);
         let duration = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
         let work = Work::Copy { from, to, bytes, out };
-        self.issue(Call::Copy, Command::Timed { work, duration, latency: options.launch_latency })
+        self.issue(DeviceCall::Copy, Command::Timed { work, duration, latency: options.launch_latency })
     }
 
     fn as_any(&mut self) -> &mut dyn Any {

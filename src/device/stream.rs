@@ -19,7 +19,7 @@ use std::{any::Any, fmt, panic::resume_unwind};
 
 use crate::{
     device::{
-        driver::{Address, CaptureCheck, Driver, Event, LeftBehind, Stream, StreamRole},
+        driver::{Address, CaptureCheck, DeviceEvent, Driver, LeftBehind, Stream, StreamRole},
         memory::{DeviceVec, PinnedVec},
         simulated::{SimulatedGpu, SimulatedStream},
     },
@@ -401,11 +401,11 @@ impl Stream for Dead {
         None
     }
 
-    fn record(&mut self) -> Result<Event, DeviceError> {
+    fn record(&mut self) -> Result<DeviceEvent, DeviceError> {
         Err(self.0.clone())
     }
 
-    fn wait(&mut self, _: &Event) -> Result<(), DeviceError> {
+    fn wait(&mut self, _: &DeviceEvent) -> Result<(), DeviceError> {
         Err(self.0.clone())
     }
 
@@ -464,12 +464,12 @@ mod tests {
             Some(1)
         }
 
-        fn record(&mut self) -> Result<Event, DeviceError> {
+        fn record(&mut self) -> Result<DeviceEvent, DeviceError> {
             self.note("record")?;
             self.1.open(StreamRole::All)?.record()
         }
 
-        fn wait(&mut self, _: &Event) -> Result<(), DeviceError> {
+        fn wait(&mut self, _: &DeviceEvent) -> Result<(), DeviceError> {
             self.note("wait")
         }
 

@@ -27,7 +27,7 @@ use std::collections::VecDeque;
 use crossbeam_utils::CachePadded;
 
 use crate::{
-    device::driver::Event,
+    device::driver::DeviceEvent,
     sync::{
         Mutex,
         Ordering::Relaxed,
@@ -42,7 +42,7 @@ use crate::{
 pub const LANES_PER_GPU: usize = 4;
 
 /// A point in one GPU's work: for each lane, the number of the last operation before the point.
-pub type Clock = [u64; LANES_PER_GPU];
+pub type VectorClock = [u64; LANES_PER_GPU];
 
 /// For each lane, the numbers of the last operations to read and to mutate a variable.
 #[derive(Debug)]
@@ -81,20 +81,20 @@ impl DeviceUses {
 
 /// A point in a stream that other streams of the device can wait for.
 #[derive(Clone, Debug)]
-pub struct Recorded {
+pub struct RecordedPoint {
     /// The number of the last operation issued before the event.
     pub seq: u64,
     /// The event to wait for.
-    pub event: Event,
+    pub event: DeviceEvent,
     /// What the stream had waited for when the event was recorded.
-    pub clock: Clock,
+    pub clock: VectorClock,
 }
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
-impl Recorded {
+impl RecordedPoint {
     /// Returns a point for models, in which no stream waits for the event.
     pub fn point(seq: u64) -> Self {
-        Self { seq, event: crate::device::simulated::unrecorded(), clock: Clock::default() }
+        Self { seq, event: crate::device::simulated::unrecorded(), clock: VectorClock::default() }
     }
 }
 
@@ -103,7 +103,7 @@ impl Recorded {
 pub struct Timeline {
     completed: CachePadded<AtomicU64>,
     /// The points behind incomplete operations, in stream order.
-    recorded: Mutex<VecDeque<Recorded>>,
+    recorded: Mutex<VecDeque<RecordedPoint>>,
     /// Whether another stream has waited for a recorded point since the lane last checked.
     asked: AtomicBool,
 }
@@ -130,7 +130,7 @@ impl Timeline {
     }
 
     /// Publishes `recorded`, which must be behind all earlier points, to the other lanes.
-    pub fn publish(&self, recorded: Recorded) {
+    pub fn publish(&self, recorded: RecordedPoint) {
         lock(&self.recorded).push_back(recorded);
     }
 
@@ -147,7 +147,7 @@ impl Timeline {
     }
 
     /// Returns the first recorded point behind operation `seq`, if any.
-    pub fn after(&self, seq: u64) -> Option<Recorded> {
+    pub fn after(&self, seq: u64) -> Option<RecordedPoint> {
         let recorded = lock(&self.recorded);
         recorded.get(recorded.partition_point(|recorded| recorded.seq < seq)).cloned()
     }

@@ -144,7 +144,7 @@ mod imp {
         op::frame,
         sync::{
             edge::{self, acquire, release},
-            fork,
+            process,
         },
         system::panics,
     };
@@ -182,7 +182,7 @@ mod imp {
 
     /// Ends the engines in a forked child. Runs on the child's only thread, before the program's code.
     extern "C" fn in_child() {
-        fork::begin();
+        process::begin_child();
         epoch::leave();
         records::leave();
         worker_thread::leave_engine();

@@ -33,7 +33,7 @@ use crate::{
     },
     threads::shuffler::Shuffler,
     tracker::OpRef,
-    wait::{deadlock, in_place},
+    wait::{cycles, in_place},
 };
 
 /// The maximum delay of a draw if there are several workers. Not tuned: about as long as a few hundred pushes take.
@@ -120,8 +120,8 @@ fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
         let waiting_since = *since.get_or_insert_with(Instant::now);
         let Some(core) = core.upgrade() else { return };
         let may_draw = if one_worker {
-            let is_still = shuffler.is_program_still(waiters().outside(deadlock::engine(&core)))
-                && room::is_still(&core, was_still);
+            let is_still =
+                shuffler.is_program_still(waiters().outside(cycles::engine(&core))) && room::is_still(&core, was_still);
             // A second check finds operations that became ready just after the first check.
             std::mem::replace(&mut was_still, is_still) && is_still
         } else {

@@ -28,7 +28,7 @@ use crate::{
     group::room,
     notify::{
         oneshot::{Oneshot, Waiter},
-        pending::Waited,
+        pending::WaitEnd,
         wakers::Wakers,
     },
     op::frame,
@@ -110,14 +110,14 @@ fn drain(core: &Arc<Core>, deadline: Option<Instant>) -> Result<(), ShutdownErro
     loop {
         let closed = core.is_closed() || removed(engine_step::CLOSE_AND_WAIT_AGAIN);
         match core.pending.wait(deadline) {
-            Waited::TimedOut => return Err(ShutdownError::TimedOut),
-            Waited::Idle if closed => return Ok(()),
-            Waited::Idle => close(core),
+            WaitEnd::TimedOut => return Err(ShutdownError::TimedOut),
+            WaitEnd::Idle if closed => return Ok(()),
+            WaitEnd::Idle => close(core),
             // Operations may keep pushing others indefinitely, so the deadline is checked here as well.
-            Waited::Over if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+            WaitEnd::Over if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
                 return Err(ShutdownError::TimedOut);
             }
-            Waited::Over => {}
+            WaitEnd::Over => {}
         }
     }
 }

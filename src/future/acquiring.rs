@@ -41,7 +41,7 @@ use crate::{
         variable::VarCell,
     },
     values::Name,
-    wait::{self, deadlock::Target},
+    wait::{self, cycles::Target},
 };
 
 /// Guards for the variables of an operation whose turn has come. If they are dropped without being [taken](Self::take),

@@ -59,23 +59,23 @@ trait Polled: Send {
     fn clear(self: Pin<&mut Self>);
 }
 
-struct Running<F, R> {
+struct RunningFuture<F, R> {
     /// The pinned future, or `None` once it has been dropped.
     future: Option<F>,
     /// Where the value goes, if the operation has a handle.
     out: Option<Out<R>>,
 }
 
-impl<F, R> Running<F, R> {
+impl<F, R> RunningFuture<F, R> {
     fn fields(self: Pin<&mut Self>) -> (Pin<&mut Option<F>>, &mut Option<Out<R>>) {
-        // SAFETY: nothing is moved out of the future, which is returned pinned, and `Running` has no `Drop`.
+        // SAFETY: nothing is moved out of the future, which is returned pinned, and `RunningFuture` has no `Drop`.
         let this = unsafe { self.get_unchecked_mut() };
         // SAFETY: the field is used only here, and `self` was pinned.
         (unsafe { Pin::new_unchecked(&mut this.future) }, &mut this.out)
     }
 }
 
-impl<F, R> Polled for Running<F, R>
+impl<F, R> Polled for RunningFuture<F, R>
 where
     F: Future<Output = Result<R, Cause>> + Send,
     R: Send + 'static,
@@ -98,12 +98,12 @@ where
 }
 
 /// A future that has not ended, with its share of the right to end the operation.
-struct Started {
+struct StartedFuture {
     future: Pin<Box<dyn Polled>>,
     share: Share,
 }
 
-impl Started {
+impl StartedFuture {
     /// Calls `f`, which runs program code, as part of the operation.
     fn enter<R>(
         &mut self,
@@ -153,7 +153,7 @@ struct FutureTask {
     priority: i32,
     lane: u8,
     /// The future, or `None` once it has ended.
-    started: UnsafeCell<Option<Started>>,
+    started: UnsafeCell<Option<StartedFuture>>,
 }
 
 // SAFETY: `started` is `Send`, and is used by one thread at a time: the polling thread, or the owner of the last waker.
@@ -272,13 +272,13 @@ where
     let core = call.core();
     right.task().limits().and_then(Limits::parent_of).iter().for_each(|family| family.begin_future());
     let share = Share::new(right, core);
-    let future = Box::pin(Running { future: Some(make(&share)), out });
+    let future = Box::pin(RunningFuture { future: Some(make(&share)), out });
     let task = FutureTask {
         state: PollState::running(),
         core: Arc::clone(core),
         priority,
         lane: call.op().task().lane,
-        started: UnsafeCell::new(Some(Started { future, share })),
+        started: UnsafeCell::new(Some(StartedFuture { future, share })),
     };
     let task = Arc::new(task);
     // SAFETY: (1): the future, which has not been polled, has a share of the right to end the operation.

@@ -57,7 +57,7 @@ enum Ending {
 }
 
 /// An operation that holds its variables.
-struct Held {
+struct HeldOp {
     right: UnsafeCell<ManuallyDrop<OpRef<Task>>>,
     core: Arc<Core>,
     /// The number of shares. The counter has 64 bits on every platform, so it cannot wrap even if guards are leaked.
@@ -69,9 +69,9 @@ struct Held {
 
 // SAFETY: the right is read by the owners of shares, and taken by the thread that drops the last one. The other fields
 // are `Sync`.
-unsafe impl Sync for Held {}
+unsafe impl Sync for HeldOp {}
 
-impl Held {
+impl HeldOp {
     /// Ends the operation.
     ///
     /// # Safety
@@ -107,7 +107,7 @@ impl Held {
 
 /// A share of the right to end an operation. The operation ends when its last share is dropped.
 pub struct Share {
-    held: Arc<Held>,
+    held: Arc<HeldOp>,
     /// Whether the thread was already panicking when this share was created; such a panic is unrelated to the
     /// operation.
     panicking: bool,
@@ -122,7 +122,7 @@ impl fmt::Debug for Share {
 impl Share {
     /// Creates the first share.
     pub(crate) fn new(right: OpRef<Task>, core: &Arc<Core>) -> Self {
-        let held = Held {
+        let held = HeldOp {
             right: UnsafeCell::new(ManuallyDrop::new(right)),
             core: Arc::clone(core),
             shares: AtomicU64::new(1),

@@ -37,7 +37,7 @@ use crate::{
     device::{
         gpus::{FIRST_LANE, Gpu, GpuLane},
         stream::{FunctionEnd, GpuStream, MARK_TRIES},
-        timeline::{Clock, Recorded},
+        timeline::{RecordedPoint, VectorClock},
     },
     engine::{complete, core::Core, disposition, epilogue, run, stop},
     error::{
@@ -85,7 +85,7 @@ struct InFlight {
     /// The failures that the operation has cleared or replaced.
     ended: Vec<OpError>,
     /// The points of other streams for which this stream had waited when the operation was issued.
-    clock: Clock,
+    clock: VectorClock,
 }
 
 /// The known followers of an operation, by kind.
@@ -118,7 +118,7 @@ struct Issuer<'c> {
     /// The number of further operations for which events are recorded in advance; see [`FORESIGHT`].
     foresight: u32,
     /// The points of other streams for which this stream has waited.
-    seen: Clock,
+    seen: VectorClock,
     in_flight: VecDeque<InFlight>,
     /// The watched operations, each with the number of this lane's operation for which it waits.
     watched: VecDeque<(u64, OpRef<Task>)>,
@@ -192,7 +192,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: &Worker<Task>) -> Left {
         passed: completed,
         mark_tries: 0,
         foresight: 0,
-        seen: Clock::default(),
+        seen: VectorClock::default(),
         in_flight: VecDeque::new(),
         watched: VecDeque::new(),
         held,
@@ -391,7 +391,7 @@ impl Issuer<'_> {
     /// an event first, if any.
     fn order(&mut self, op: &Op<Task>) -> Result<Option<usize>, DeviceError> {
         let (gpus, first) = (self.core.gpus(), self.number - self.local);
-        let mut wanted = Clock::default();
+        let mut wanted = VectorClock::default();
         for access in op.accesses() {
             let cell = VarCell::of(access);
             for local in (0..gpus.lanes_each).filter(|&local| local != self.local) {
@@ -487,7 +487,7 @@ impl Issuer<'_> {
     fn record(&mut self) -> Result<(), NotRecorded> {
         match self.stream.inner().record() {
             Ok(event) => {
-                self.lane().timeline.publish(Recorded { seq: self.issued, event, clock: self.seen });
+                self.lane().timeline.publish(RecordedPoint { seq: self.issued, event, clock: self.seen });
                 Ok(())
             }
             Err(error) => {

@@ -67,7 +67,7 @@ use crate::{
     error::push::PushError,
     notify::{
         pending::{PendingOps, UNLIMITED, slack},
-        waiters::{Awaits, Kind},
+        waiters::{Awaits, WaiterKind},
         wakers::{self, WakerKey},
     },
     op::{frame, members::Group, no_wait},
@@ -77,7 +77,7 @@ use crate::{
         lock, thread_static,
     },
     threads::thread_pool::is_engine_thread,
-    wait::{self, deadlock},
+    wait::{self, cycles},
 };
 
 /// The maximum number of operations that a thread pushes without counting again. Measured: at 32, the cost per push of
@@ -259,7 +259,7 @@ pub(crate) fn hold_back(core: &Arc<Core>, group: Option<&Arc<Group>>) -> Result<
         core.threads().wake_yielded();
         let has_room = || first_full(core, group, |_| 0).is_none();
         let wait = || full.wait_for_room(Some(Instant::now() + pause));
-        wait::sleep_listed(core, Kind::Refusable, Awaits::Room, None, since, &has_room, |_| wait());
+        wait::sleep_listed(core, WaiterKind::Refusable, Awaits::Room, None, since, &has_room, |_| wait());
         pause = (2 * pause).min(PAUSES[1]);
     }
 }
@@ -269,7 +269,7 @@ pub(crate) fn hold_back(core: &Arc<Core>, group: Option<&Arc<Group>>) -> Result<
 pub(crate) fn is_still(core: &Core, again: bool) -> bool {
     match stillness(core) {
         Stillness::Still => true,
-        Stillness::Perhaps => again || deadlock::all_wait_still(core),
+        Stillness::Perhaps => again || cycles::all_wait_still(core),
         Stillness::Busy => false,
     }
 }

@@ -22,7 +22,7 @@
 //! # Cycles of waits
 //!
 //! The wait at the end of a scope must not return early, since operations of the scope borrow from stack frames that
-//! the wait keeps alive. A [cycle](crate::wait::deadlock) through this wait is broken by another wait in the cycle, for
+//! the wait keeps alive. A [cycle](crate::wait::cycles) through this wait is broken by another wait in the cycle, for
 //! a handle, a variable or a group. But a cycle may have no such wait: two operations may each hold a variable declared
 //! by an operation in the other's scope, or an operation of the scope may be queued, directly or through others, behind
 //! the operation that opened the scope. In that case, the scope whose end began to wait last *abandons* those of its
@@ -72,7 +72,7 @@ use crate::{
     system::panics,
     wait::{
         self,
-        deadlock::{self, Cycle, Looks, blocked_members, find_cycle},
+        cycles::{self, Cycle, Looks, blocked_members, find_cycle},
         in_place,
     },
 };
@@ -174,7 +174,7 @@ impl Scoped {
         // Models have no dumps.
         let is_listed = !around.is_empty() && !cfg!(any(raddle_loom, raddle_shuttle));
         if is_listed {
-            let (engine, around) = (deadlock::engine(core), around.clone());
+            let (engine, around) = (cycles::engine(core), around.clone());
             waiters().open_scope(OpenScope { engine, around, count: NonNull::from(&group.pending) });
         }
         Ok(Arc::new(Self {

@@ -32,7 +32,7 @@ mod real {
 
     use crossbeam_epoch::{Collector, LocalHandle};
 
-    use crate::sync::fork::PerProcess;
+    use crate::sync::process::PerProcess;
 
     /// raddle's own collector, so that raddle's pins run no closures retired by other users of crossbeam-epoch. A
     /// forked child has another one, in which none of the parent's threads is pinned.

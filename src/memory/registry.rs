@@ -26,7 +26,7 @@ use std::{
 };
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-use crate::sync::fork::PerProcess;
+use crate::sync::process::PerProcess;
 use crate::{
     memory::epoch,
     sync::{

@@ -69,8 +69,9 @@ use crate::{
         Ordering::Relaxed,
         atomic::{AtomicU64, AtomicUsize},
         edge::{self, acquire, acquire_release, release, removed, step},
-        fork::ProcessMark,
-        lock, thread, wait_until,
+        lock,
+        process::ProcessMark,
+        thread, wait_until,
     },
     testing::pause::{self, Point},
 };
@@ -180,7 +181,7 @@ struct Closed {
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waited {
+pub enum WaitEnd {
     /// The operations that entered before the wait have left, and at some moment during the call no operation was
     /// pending.
     Idle,
@@ -591,28 +592,28 @@ impl PendingOps {
     // ------------------------------------------------------------------------------------------------- waits ----
 
     /// Waits until every operation that entered before the call has left, or until `deadline`.
-    pub fn wait(&self, deadline: Option<Instant>) -> Waited {
+    pub fn wait(&self, deadline: Option<Instant>) -> WaitEnd {
         let mut state = lock(&self.state);
         let Closed { number, entered_since } = self.close(&mut state);
         if !entered_since && state.over() >= number {
-            return Waited::Idle;
+            return WaitEnd::Idle;
         }
         self.wait_in(state, number, deadline)
     }
 
     /// Waits until the generations closed with `number` or a lower number have drained, or until `deadline`.
-    fn wait_in(&self, mut state: MutexGuard<'_, PendingState>, number: u64, deadline: Option<Instant>) -> Waited {
+    fn wait_in(&self, mut state: MutexGuard<'_, PendingState>, number: u64, deadline: Option<Instant>) -> WaitEnd {
         while state.over() < number {
             state = match wait_until(&self.drained, state, deadline) {
                 Ok(state) => state,
-                Err(_) => return Waited::TimedOut,
+                Err(_) => return WaitEnd::TimedOut,
             };
         }
-        Waited::Over
+        WaitEnd::Over
     }
 
     /// Waits until the operations that `wait` covers have left, or until `deadline`.
-    pub fn wait_for(&self, wait: &PendingWait, deadline: Option<Instant>) -> Waited {
+    pub fn wait_for(&self, wait: &PendingWait, deadline: Option<Instant>) -> WaitEnd {
         self.wait_in(lock(&self.state), wait.0.target(), deadline)
     }
 
@@ -634,7 +635,7 @@ impl PendingOps {
     pub fn wait_until_idle(&self, mut before: impl FnMut() -> Option<Instant>) {
         // The first round does not block and so does not call `before`, since usually nothing is pending.
         let mut waited = self.wait(Some(Instant::now()));
-        let is_over = |waited| waited == Waited::Idle || removed(step::IDLE_WAITS_AGAIN) && waited == Waited::Over;
+        let is_over = |waited| waited == WaitEnd::Idle || removed(step::IDLE_WAITS_AGAIN) && waited == WaitEnd::Over;
         while !is_over(waited) && !self.process.is_foreign() {
             waited = self.wait(before());
         }

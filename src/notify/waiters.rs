@@ -43,8 +43,8 @@ use crate::{
         Mutex,
         Ordering::Relaxed,
         atomic::AtomicPtr,
-        fork::{PerProcess, ProcessMark},
         lock,
+        process::{PerProcess, ProcessMark},
     },
 };
 
@@ -138,7 +138,7 @@ impl Goal<'_> {
 
 /// How a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum WaiterKind {
     /// Until the wait is over, or is refused.
     Refusable,
     /// Until the wait is over, is refused or reaches its time limit, so other waits cannot depend on it forever.
@@ -175,7 +175,7 @@ pub struct BlockingWait<'w> {
     pub inside: &'w Inside,
     /// Whether the thread runs no program code for any engine.
     pub is_outside: bool,
-    pub kind: Kind,
+    pub kind: WaiterKind,
     pub awaits: Awaits,
     /// The operations that the thread waits for, if they are known.
     pub goal: Option<Goal<'w>>,
@@ -386,7 +386,7 @@ impl Waiters {
         &self,
         task: Option<NonNull<()>>,
         mut reached: impl FnMut(&Goal<'_>) -> bool,
-        mut found: impl FnMut(u64, Kind, &Inside),
+        mut found: impl FnMut(u64, WaiterKind, &Inside),
     ) {
         let list = lock(&self.list);
         let for_task = task.and_then(|task| list.by_task.get(&task)).into_iter().flatten();
@@ -477,7 +477,7 @@ impl<'w> ListedWaiter<'w> {
     }
 
     /// Returns how the thread waits.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> WaiterKind {
         self.waiting.kind
     }
 

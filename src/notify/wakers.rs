@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    sync::{Mutex, fork::ProcessMark, lock},
+    sync::{Mutex, lock, process::ProcessMark},
     system::panics,
 };
 

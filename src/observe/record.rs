@@ -13,7 +13,7 @@ use crate::{
     device::gpus::FIRST_LANE,
     engine::core::{Core, Live},
     memory::epoch,
-    observe::{dump, recording::Recording, watch},
+    observe::{recording::Recording, snapshot, watch},
     op::{
         ending::FnState,
         spec::Entry,
@@ -23,7 +23,7 @@ use crate::{
     scheduler::{DEFAULT_BAND, priority_of},
     trace::{
         AccessMode, OpId, Outcome, Place, VarId,
-        observer::{Details, ObservedAccess, ObservedOp, Observer},
+        observer::{ObservedAccess, ObservedOp, Observer, OpDetails},
         recorder::Recorder,
         stats::{LaneStats, Stats, WorkerStats},
         watchdog::Watchdog,
@@ -92,7 +92,7 @@ pub(super) fn age_of(core: &Core, op: OpId) -> Option<Duration> {
 /// Returns the engine's statistics. In a forked child, returns only what can be read without a lock.
 pub(crate) fn stats(core: &Core) -> Stats {
     let live = core.live();
-    let ready = live.map_or_else(|_| vec![0; core.threads.lanes().len()], |_| dump::ready_ops(core));
+    let ready = live.map_or_else(|_| vec![0; core.threads.lanes().len()], |_| snapshot::ready_ops(core));
     let lanes: Vec<LaneStats> = core
         .threads
         .lanes()
@@ -396,9 +396,9 @@ struct Observed<'a> {
     op: &'a Op<Task>,
 }
 
-impl Details for Observed<'_> {
+impl OpDetails for Observed<'_> {
     fn lane(&self) -> String {
-        dump::lane_name(self.core, self.op.task().lane)
+        snapshot::lane_name(self.core, self.op.task().lane)
     }
 
     fn place(&self) -> Place {
@@ -407,8 +407,8 @@ impl Details for Observed<'_> {
 
     fn place_name(&self) -> String {
         match self.place() {
-            Place::Worker { lane, worker, .. } => format!("{} {worker}", dump::lane_name(self.core, lane)),
-            Place::Gpu { lane, .. } => dump::lane_name(self.core, lane),
+            Place::Worker { lane, worker, .. } => format!("{} {worker}", snapshot::lane_name(self.core, lane)),
+            Place::Gpu { lane, .. } => snapshot::lane_name(self.core, lane),
             Place::Thread(_) => thread::current().name().unwrap_or_default().to_owned(),
         }
     }

@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     engine::core::Core,
-    observe::dump,
+    observe::snapshot,
     sync::mpsc,
     system::panics,
     trace::{
@@ -37,7 +37,7 @@ fn watch(core: &Weak<Core>, watchdog: &Watchdog, stopped: &mpsc::Receiver<()>) {
     let mut seen = Seen::default();
     while let Err(mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(watchdog.interval()) {
         let Some(core) = core.upgrade() else { return };
-        let dump = dump::take(&core);
+        let dump = snapshot::take(&core);
         if dump.ops().is_empty() && dump.unlisted() == 0 && dump.waits().is_empty() {
             seen = Seen::default();
             continue;

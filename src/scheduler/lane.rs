@@ -18,7 +18,7 @@ use crate::{
     sync::{
         Ordering::Relaxed,
         atomic::AtomicBool,
-        deque::{self, Steal, Stealer},
+        deque::{Deque, Steal, Stealer},
         edge::{self, acquire, full_fence, release},
         hint,
     },
@@ -53,11 +53,11 @@ pub struct Lane<T> {
 impl<T> Lane<T> {
     /// Creates a lane and its workers. Each worker still needs a thread to run it.
     pub fn new(options: LaneOptions) -> (Arc<Self>, Vec<Worker<T>>) {
-        let deques: Vec<_> = (0..options.workers).map(|_| deque::Worker::new_fifo()).collect();
+        let deques: Vec<_> = (0..options.workers).map(|_| Deque::new_fifo()).collect();
         let sleep = Sleep::new(options.workers, options.idle);
         let lane = Arc::new(Self {
             injector: Injector::default(),
-            stealers: deques.iter().map(deque::Worker::stealer).collect(),
+            stealers: deques.iter().map(Deque::stealer).collect(),
             sleep,
             loans: Loans::default(),
             activities: deques.iter().map(|_| CachePadded::default()).collect(),

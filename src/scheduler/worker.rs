@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     sync::{
-        deque::{self, Steal, Stealer},
+        deque::{Deque, Steal, Stealer},
         edge::{engine_step, removed, step},
         hint,
     },
@@ -83,7 +83,7 @@ enum Turn {
 pub struct Worker<T> {
     lane: Arc<Lane<T>>,
     index: usize,
-    deque: deque::Worker<OpRef<T>>,
+    deque: Deque<OpRef<T>>,
     /// The first operation made ready by the completion of this worker's last operation.
     slot: Cell<Option<OpRef<T>>>,
     /// Whether operations have been pushed to the deque since the last notification.
@@ -120,7 +120,7 @@ impl<T> std::fmt::Debug for Worker<T> {
 
 impl<T> Worker<T> {
     /// Creates worker number `index` of `lane`. The lane's stealer at that index must be the stealer of `deque`.
-    pub(super) fn new(lane: Arc<Lane<T>>, index: usize, deque: deque::Worker<OpRef<T>>) -> Self {
+    pub(super) fn new(lane: Arc<Lane<T>>, index: usize, deque: Deque<OpRef<T>>) -> Self {
         Self {
             lane,
             index,

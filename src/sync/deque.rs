@@ -1,10 +1,10 @@
 //! Work-stealing deques: crossbeam-deque or, in models, a model of its contract.
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) use crossbeam_deque::{Steal, Stealer, Worker};
+pub(crate) use crossbeam_deque::{Steal, Stealer, Worker as Deque};
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub(crate) use model::{Steal, Stealer, Worker};
+pub(crate) use model::{Deque, Steal, Stealer};
 
 /// A model of the part of crossbeam-deque's contract that the scheduler relies on: a pushed element is taken at most
 /// once, by the owner or by one stealer, and the taker sees everything done before the push. `is_empty` may return
@@ -58,11 +58,11 @@ mod model {
     }
 
     #[derive(Debug)]
-    pub(crate) struct Worker<T>(Arc<DequeInner<T>>);
+    pub(crate) struct Deque<T>(Arc<DequeInner<T>>);
     #[derive(Debug)]
     pub(crate) struct Stealer<T>(Arc<DequeInner<T>>);
 
-    impl<T> Worker<T> {
+    impl<T> Deque<T> {
         pub(crate) fn new_fifo() -> Self {
             Self(Arc::new(DequeInner { len: AtomicUsize::new(0), queue: Mutex::default() }))
         }
@@ -113,7 +113,7 @@ mod model {
 
         /// Takes one element for the caller and moves half of the others to `destination`, as crossbeam-deque does. No
         /// other thread can see an element between its removal here and its arrival there.
-        pub(crate) fn steal_batch_and_pop(&self, destination: &Worker<T>) -> Steal<T> {
+        pub(crate) fn steal_batch_and_pop(&self, destination: &Deque<T>) -> Steal<T> {
             match self.0.take(|others| others / 2) {
                 Steal::Success((element, others)) => {
                     others.into_iter().for_each(|other| destination.push(other));

@@ -17,11 +17,11 @@ use super::{
 
 /// The release side of an edge.
 #[derive(Clone, Copy)]
-pub(crate) struct Release(Switch);
+pub(crate) struct ReleaseSide(Switch);
 
 /// The acquire side of an edge.
 #[derive(Clone, Copy)]
-pub(crate) struct Acquire(Switch);
+pub(crate) struct AcquireSide(Switch);
 
 /// A sequentially consistent fence: both sides of an edge.
 #[derive(Clone, Copy)]
@@ -37,19 +37,19 @@ pub(crate) struct ForeignRelease(#[allow(dead_code, reason = "only declared")] S
 
 /// The ordering of a store, or of a change that takes nothing over.
 #[inline(always)]
-pub(crate) fn release(side: Release) -> Ordering {
+pub(crate) fn release(side: ReleaseSide) -> Ordering {
     if side.0.is_off() { Ordering::Relaxed } else { Ordering::Release }
 }
 
 /// The ordering of a load, or of a change that hands nothing over.
 #[inline(always)]
-pub(crate) fn acquire(side: Acquire) -> Ordering {
+pub(crate) fn acquire(side: AcquireSide) -> Ordering {
     if side.0.is_off() { Ordering::Relaxed } else { Ordering::Acquire }
 }
 
 /// The ordering of a change that hands something over and takes something over.
 #[inline(always)]
-pub(crate) fn acquire_release(taken: Acquire, handed: Release) -> Ordering {
+pub(crate) fn acquire_release(taken: AcquireSide, handed: ReleaseSide) -> Ordering {
     match (taken.0.is_off(), handed.0.is_off()) {
         (false, false) => Ordering::AcqRel,
         (true, false) => Ordering::Release,
@@ -61,7 +61,7 @@ pub(crate) fn acquire_release(taken: Acquire, handed: Release) -> Ordering {
 /// Acquires what happened before each releasing change of `counter`, up to the last change that the caller has made or
 /// seen; the caller must have made or seen one. This is a fence, so only a caller that needs the ordering pays for it.
 #[inline(always)]
-pub(crate) fn acquire_all(side: Acquire, counter: &AtomicU64) {
+pub(crate) fn acquire_all(side: AcquireSide, counter: &AtomicU64) {
     if side.0.is_off() {
         return;
     }
@@ -127,7 +127,7 @@ impl Switch {
 /// A declared side or step, for the tests that weaken it.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 #[derive(Clone, Copy, Debug)]
-pub struct Declared {
+pub struct Declaration {
     /// Its name, such as `batch::PUSH`.
     pub name: &'static str,
     /// Whether it is a step. If not, it is a side of an edge.
@@ -174,7 +174,7 @@ macro_rules! edges {
 
         /// Every side of every edge, and every step.
         #[cfg(any(raddle_loom, raddle_shuttle))]
-        pub const ALL: &[Declared] = &[$($(Declared {
+        pub const ALL: &[Declaration] = &[$($(Declaration {
             name: concat!(stringify!($edge), "::", stringify!($side)),
             is_step: matches!(stringify!($kind).as_bytes()[0], b'S'),
             unmodelled: edges!(@reason $($reason)?),
@@ -188,144 +188,144 @@ edges! {
     /// Tracker: a linked access, and its operation.
     link {
         /// `insert`: the exchange that links an access behind its predecessor.
-        Release LINKED;
+        ReleaseSide LINKED;
         /// `insert`: the word of the access at the tail.
-        Acquire TAIL;
+        AcquireSide TAIL;
         /// `add_flags`: the change that finds the next access.
-        Acquire FLAGGED;
+        AcquireSide FLAGGED;
         /// `followers`: the word of each access behind an operation.
-        Acquire FOLLOWERS;
+        AcquireSide FOLLOWERS;
         /// `Successors`: the word of each access behind one that is looked at.
-        Acquire LOOKED_AT;
+        AcquireSide LOOKED_AT;
     }
 
     /// Tracker: the access at a tail, its deferred flags, and the writes published with the flags that were grantable
     /// when it was linked.
     swing {
         /// `insert`: the pusher or a helper moves the tail to the access that it has linked.
-        Release INSERTED;
+        ReleaseSide INSERTED;
         /// `swing`: a thread moves the tail on for another one.
-        Release HELPED;
+        ReleaseSide HELPED;
         /// `advance_tail`: a completion moves the tail past an access that will be retired.
-        Release PASSED;
+        ReleaseSide PASSED;
         /// `insert`: the tail.
-        Acquire TAIL;
+        AcquireSide TAIL;
         /// `VarQueue::is_idle`: the tail.
-        Acquire IDLE;
+        AcquireSide IDLE;
     }
 
     /// Tracker: the fact that an access is in its queue, and that the tail is past its predecessor.
     register {
         /// `Op::register`: the pusher or a helper counts an access.
-        Release COUNTED;
+        ReleaseSide COUNTED;
         /// The end of a push with one access.
-        Release SOLE;
+        ReleaseSide SOLE;
         /// The end of a push with several accesses.
-        Release SEVERAL;
+        ReleaseSide SEVERAL;
         /// `Op::is_past`: whether the access is counted.
-        Acquire PAST;
+        AcquireSide PAST;
     }
 
     /// Tracker: the writes of finished operations.
     complete {
         /// `add_flags`: the flags of an access, which also takes over what earlier operations have published.
-        Release FLAGGED;
+        ReleaseSide FLAGGED;
         /// `Access::is_idle`: the word of the last access.
-        Acquire IDLE;
+        AcquireSide IDLE;
     }
 
     /// Tracker: the writes of all predecessors of an operation that is ready.
     ready {
         /// A satisfied access is subtracted from what its operation waits for.
-        Release SATISFIED;
+        ReleaseSide SATISFIED;
         /// The end of the push is subtracted.
-        Release PUSHED;
+        ReleaseSide PUSHED;
         /// A satisfaction that finds only its own part left.
-        Acquire ALONE;
+        AcquireSide ALONE;
         /// A satisfaction that is the last one.
-        Acquire LAST;
+        AcquireSide LAST;
         /// The end of a push that is the last one.
-        Acquire LAST_IN_PUSH;
+        AcquireSide LAST_IN_PUSH;
     }
 
     /// Tracker: the fact that only pinned helpers still use a record.
     retire {
         /// A share of a record ends.
-        Release ENDED;
+        ReleaseSide ENDED;
         /// A thread finds that only its own shares are left.
-        Acquire ALONE;
+        AcquireSide ALONE;
         /// A thread has ended the last share.
-        Acquire LAST;
+        AcquireSide LAST;
         /// `OpRef::hold`: a share is added by a store if no other thread has one.
-        Acquire HELD;
+        AcquireSide HELD;
         /// The operation is left to its only access if no other thread holds it.
-        Acquire UNHELD;
+        AcquireSide UNHELD;
     }
 
     /// Tracker: an operation that a worker has looked at and put back into its queue.
     look {
         /// `Queued::put_back`.
-        Release PUT_BACK;
+        ReleaseSide PUT_BACK;
         /// `Queued::take`.
-        Acquire TAKEN;
+        AcquireSide TAKEN;
     }
 
     /// An operation in a queue, and the writes before it, for a waiter that looks for it through its handle.
     publish {
         /// `Place::publish`.
-        Release PUBLISHED;
+        ReleaseSide PUBLISHED;
         /// `Cancellable::claim_ready`.
-        Acquire CLAIMED;
+        AcquireSide CLAIMED;
     }
 
     /// Memory: a list of free or retired records, its contents, and its word.
     batch {
         /// `BatchStack::push`.
-        Release PUSH;
+        ReleaseSide PUSH;
         /// `BatchStack::pop`: the head.
-        Acquire POP;
+        AcquireSide POP;
         /// `BatchStack::pop`: the head that another thread has stored meanwhile.
-        Acquire RETRY;
+        AcquireSide RETRY;
     }
 
     /// Memory: a record as it was when it was marked.
     marked {
         /// `registry::mark`.
-        Release MARKED;
+        ReleaseSide MARKED;
         /// `Registry::each_marked`.
-        Acquire FOUND;
+        AcquireSide FOUND;
     }
 
     /// A value that each process makes for itself.
     made {
         /// `PerProcess::make`: the exchange.
-        Release MADE unmodelled "models have no statics";
+        ReleaseSide MADE unmodelled "models have no statics";
         /// `PerProcess::get`.
-        Acquire GOT unmodelled "models have no statics";
+        AcquireSide GOT unmodelled "models have no statics";
         /// `PerProcess::make`: the value of a thread that was faster.
-        Acquire LOST unmodelled "models have no statics";
+        AcquireSide LOST unmodelled "models have no statics";
     }
 
     /// Scheduler: an operation in an injector.
     inject {
         /// The exchange that puts an operation into the inbox.
-        Release INBOX;
+        ReleaseSide INBOX;
         /// The exchange that publishes the rest of a chain.
-        Release CHAIN;
+        ReleaseSide CHAIN;
         /// A popper takes the inbox.
-        Acquire TAKEN;
+        AcquireSide TAKEN;
         /// A popper reads the first operation of the chain.
-        Acquire FIRST;
+        AcquireSide FIRST;
         /// A popper reads the first operation again, since another one was faster.
-        Acquire RETRY;
+        AcquireSide RETRY;
     }
 
     /// Scheduler: the fact that a band of an injector is not empty.
     mask {
         /// A push sets the bit of its band.
-        Release SET;
+        ReleaseSide SET;
         /// A popper clears the bit before it checks the band again.
-        Acquire CLEARED;
+        AcquireSide CLEARED;
     }
 
     /// Scheduler: either a notifier sees that a worker is about to sleep, or the worker sees the notifier's work
@@ -341,23 +341,23 @@ edges! {
         Fence STOP_SEARCH;
         /// `Sleep::stop_search`: the retraction of a worker, for a notifier whose fence comes after that of the
         /// searcher that stops last.
-        Release SEARCH_OVER;
+        ReleaseSide SEARCH_OVER;
     }
 
     /// Scheduler: the handle of the thread that runs a worker.
     thread {
         /// `Sleep::set_thread`.
-        Release SET;
+        ReleaseSide SET;
         /// `Sleep::thread_of`.
-        Acquire NOTIFIED;
+        AcquireSide NOTIFIED;
     }
 
     /// Scheduler: what was done before a lane ended.
     ended {
         /// `Lane::end`.
-        Release END;
+        ReleaseSide END;
         /// `Lane::has_ended`.
-        Acquire SEEN;
+        AcquireSide SEEN;
     }
 
     /// Scheduler: either a function that borrows a place sees that a worker is busy, or the worker sees the loan.
@@ -379,165 +379,165 @@ edges! {
     /// Count of pending operations: what the operations did.
     leave {
         /// An operation is counted out.
-        Release LEFT;
+        ReleaseSide LEFT;
         /// An operation is counted out of a closed generation.
-        Release REST;
+        ReleaseSide REST;
         /// The same, if a thread waits for room.
-        Release REST_WATCHED;
+        ReleaseSide REST_WATCHED;
         /// A generation is armed.
-        Acquire ARMED;
+        AcquireSide ARMED;
         /// The thread that closes a generation finds that nothing is left in it.
-        Acquire COMPUTED;
+        AcquireSide COMPUTED;
         /// The last operation of a closed generation leaves.
-        Acquire LAST;
+        AcquireSide LAST;
         /// The same, if a thread waits for room.
-        Acquire LAST_WATCHED;
+        AcquireSide LAST_WATCHED;
         /// A count of what is pending.
-        Acquire COUNTED;
+        AcquireSide COUNTED;
     }
 
     /// Count of pending operations: the words of a new generation, and what happened before it was opened.
     open {
         /// The count of entries.
-        Release ENTERED;
+        ReleaseSide ENTERED;
         /// The number of the current generation.
-        Release CURRENT;
+        ReleaseSide CURRENT;
         /// `PendingOps::enter`: the number.
-        Acquire ENTER;
+        AcquireSide ENTER;
         /// `PendingOps::enter_chunk`: the number.
-        Acquire ENTER_CHUNK;
+        AcquireSide ENTER_CHUNK;
         /// An operation is counted in.
-        Acquire COUNTED;
+        AcquireSide COUNTED;
     }
 
     /// Count of pending operations: the generation that took the place of a closed one.
     close {
         /// The change that closes a generation.
-        Release CLOSED;
+        ReleaseSide CLOSED;
         /// An entry that finds its generation closed.
-        Acquire FOUND;
+        AcquireSide FOUND;
     }
 
     /// Asynchronous operations: the error of the function, and the resolution.
     resolve {
         /// `AsyncState::fail`: the function's error.
-        Release FAILED;
+        ReleaseSide FAILED;
         /// `AsyncState::resolve`: the resolution.
-        Release RESOLVED;
+        ReleaseSide RESOLVED;
         /// `AsyncState::resolve`: the function's error.
-        Acquire FAILURE;
+        AcquireSide FAILURE;
         /// `AsyncState::fail`: the resolution.
-        Acquire RESOLUTION;
+        AcquireSide RESOLUTION;
         /// `AsyncState::is_resolved`: the resolution.
-        Acquire SEEN;
+        AcquireSide SEEN;
     }
 
     /// Families: what was done in the other parts of a parent's work.
     part {
         /// A part ends.
-        Release ENDED;
+        ReleaseSide ENDED;
         /// The last part ends.
-        Acquire LAST;
+        AcquireSide LAST;
     }
 
     /// Families: what the children did.
     child {
         /// A child ends.
-        Release ENDED;
+        ReleaseSide ENDED;
         /// The last share of the family ends.
-        Acquire LAST;
+        AcquireSide LAST;
     }
 
     /// Futures: the future between two polls, and what a thread did before it woke the future.
     poll {
         /// `PollState::wake`.
-        Release WAKE;
+        ReleaseSide WAKE;
         /// `PollState::pause`: the end of a poll.
-        Release PAUSE;
+        ReleaseSide PAUSE;
         /// `PollState::finish`: the end of the last poll.
-        Release END;
+        ReleaseSide END;
         /// `PollState::begin`.
-        Acquire BEGIN;
+        AcquireSide BEGIN;
         /// `PollState::look`: the owner of the last waker.
-        Acquire LOOK;
+        AcquireSide LOOK;
     }
 
     /// Guards: the uses of the variables through all guards of an operation.
     guards {
         /// A guard is dropped.
-        Release DROPPED;
+        ReleaseSide DROPPED;
         /// The last guard is dropped.
-        Acquire LAST;
+        AcquireSide LAST;
     }
 
     /// Variables: the effects of the counted mutations.
     version {
         /// `VarCell::mutated`.
-        Release MUTATED;
+        ReleaseSide MUTATED;
         /// `VarCell::mutated_on_device`.
-        Release ON_DEVICE;
+        ReleaseSide ON_DEVICE;
         /// `VarCell::version`.
-        Acquire READ;
+        AcquireSide READ;
     }
 
     /// Variables: their uses through all handles.
     handles {
         /// A handle is dropped.
-        Release DROPPED;
+        ReleaseSide DROPPED;
         /// The last handle is dropped.
-        Acquire LAST;
+        AcquireSide LAST;
     }
 
     /// Engines: their uses through all handles, so that none of these sees the phase of the shutdown.
     open_handles {
         /// A handle is dropped.
-        Release DROPPED unmodelled "without it, a store from the future is loaded, which models do not explore";
+        ReleaseSide DROPPED unmodelled "without it, a store from the future is loaded, which models do not explore";
         /// The last handle is dropped.
-        Acquire LAST unmodelled "without it, a store from the future is loaded, which models do not explore";
+        AcquireSide LAST unmodelled "without it, a store from the future is loaded, which models do not explore";
     }
 
     /// Cancellation: the drop of a cancelled operation's function.
     cleared {
         /// `Cancellable::clear`.
-        Release CLEARED;
+        ReleaseSide CLEARED;
         /// `Cancellable::abandon`.
-        Acquire ABANDONED;
+        AcquireSide ABANDONED;
     }
 
     /// Forks: an engine in the list of all engines.
     slot {
         /// `Slots::add`: a slot that is used again.
-        Release REUSED;
+        ReleaseSide REUSED;
         /// `Slots::add`: a new slot.
-        Release NEW;
+        ReleaseSide NEW;
         /// `Slots::slots`: the list.
-        Acquire LIST;
+        AcquireSide LIST;
         /// `Slots::each`: a slot.
-        Acquire EACH;
+        AcquireSide EACH;
     }
 
     /// Forks: the registration of the handler.
     handler {
         /// The handler is registered.
-        Release REGISTERED unmodelled "models have no statics";
+        ReleaseSide REGISTERED unmodelled "models have no statics";
         /// Whether it is.
-        Acquire FOUND unmodelled "models have no statics";
+        AcquireSide FOUND unmodelled "models have no statics";
     }
 
     /// GPU lanes: what the device wrote, and what the lane recorded about the operations.
     passed {
         /// `Timeline::complete`.
-        Release COMPLETE;
+        ReleaseSide COMPLETE;
         /// `Timeline::is_complete`.
-        Acquire SEEN;
+        AcquireSide SEEN;
     }
 
     /// Simulated GPUs: what the commands before an event did.
     event {
         /// The device reaches the event.
-        Release REACHED;
+        ReleaseSide REACHED;
         /// A stream or a lane sees that it has.
-        Acquire SEEN;
+        AcquireSide SEEN;
     }
 
     /// CUDA: what the commands before a mark have written.
@@ -545,27 +545,27 @@ edges! {
         /// The device's own fence before it writes a mark.
         ForeignRelease WRITTEN unmodelled "a device, which models do not have";
         /// The word to which a stream writes its marks.
-        Acquire PASSED unmodelled "a device, which models do not have";
+        AcquireSide PASSED unmodelled "a device, which models do not have";
         /// The same, at the end of the stream.
-        Acquire LAST unmodelled "a device, which models do not have";
+        AcquireSide LAST unmodelled "a device, which models do not have";
     }
 
     /// Recorder: the call that a thread is in.
     running {
         /// A call begins.
-        Release BEGUN unmodelled "no model has a recorder";
+        ReleaseSide BEGUN unmodelled "no model has a recorder";
         /// Its start is in the ring, or lost.
-        Release WRITTEN unmodelled "no model has a recorder";
+        ReleaseSide WRITTEN unmodelled "no model has a recorder";
         /// A reader looks for the call.
-        Acquire FOUND unmodelled "no model has a recorder";
+        AcquireSide FOUND unmodelled "no model has a recorder";
     }
 
     /// Recorder: the last events of a thread.
     written {
         /// The thread's writer is dropped.
-        Release LAST unmodelled "no model has a recorder";
+        ReleaseSide LAST unmodelled "no model has a recorder";
         /// A reader finds that the writer is gone.
-        Acquire SEEN unmodelled "no model has a recorder";
+        AcquireSide SEEN unmodelled "no model has a recorder";
     }
 
     /// Steps whose models have two or three threads.

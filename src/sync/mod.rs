@@ -43,7 +43,7 @@ pub(crate) mod deque;
 pub(crate) mod edge;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub mod edge;
-pub(crate) mod fork;
+pub(crate) mod process;
 
 /// Declares a thread-local of `std`, or of loom or shuttle, where each of a model's threads has its own instance.
 macro_rules! thread_static {

@@ -67,14 +67,14 @@ fn has_constant_counter() -> bool {
 
 /// A clock that converts ticks into times since its creation.
 #[derive(Debug)]
-pub(crate) struct Clock {
+pub(crate) struct TraceClock {
     start: Instant,
     first: u64,
     /// Nanoseconds per tick, measured once, so that later times agree with earlier ones.
     rate: OnceLock<f64>,
 }
 
-impl Clock {
+impl TraceClock {
     pub(crate) fn new() -> Self {
         Self { start: Instant::now(), first: ticks(), rate: OnceLock::new() }
     }
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn the_clock_agrees_with_instant() {
-        let clock = Clock::new();
+        let clock = TraceClock::new();
         let _ = clock.time(0);
         let start = (clock.now(), Instant::now());
         std::thread::sleep(Duration::from_millis(50));

@@ -14,7 +14,7 @@ use std::{
 
 use core_affinity::CoreId;
 
-use crate::sync::fork::{PerProcess, ProcessMark};
+use crate::sync::process::{PerProcess, ProcessMark};
 
 /// Where a worker runs.
 ///

@@ -155,27 +155,27 @@ mod stop {
     use super::Point;
 
     #[derive(Debug, Default)]
-    struct State {
+    struct StopState {
         stopped: bool,
         released: bool,
     }
 
     #[derive(Debug)]
-    struct Inner {
+    struct StopShared {
         point: Point,
-        state: Mutex<State>,
+        state: Mutex<StopState>,
         changed: Condvar,
     }
 
-    impl Inner {
-        fn state(&self) -> MutexGuard<'_, State> {
+    impl StopShared {
+        fn state(&self) -> MutexGuard<'_, StopState> {
             self.state.lock().unwrap_or_else(PoisonError::into_inner)
         }
     }
 
     /// A stop of one thread at one point. Clones refer to the same stop.
     #[derive(Clone, Debug)]
-    pub struct Stop(Arc<Inner>);
+    pub struct Stop(Arc<StopShared>);
 
     std::thread_local! {
         /// The stop that this thread has armed, and the number of passes that it has yet to ignore.
@@ -193,7 +193,7 @@ mod stop {
     impl Stop {
         /// Creates a stop at `point`. It has no effect until a thread arms it.
         pub fn new(point: Point) -> Self {
-            Self(Arc::new(Inner { point, state: Mutex::default(), changed: Condvar::new() }))
+            Self(Arc::new(StopShared { point, state: Mutex::default(), changed: Condvar::new() }))
         }
 
         /// Makes the calling thread stop the `nth` time that it passes the point, counted from 1. Replaces any stop

@@ -22,9 +22,8 @@ use std::{
 
 use crate::{
     sync::{
-        Condvar, Mutex, MutexGuard,
-        fork::ProcessMark,
-        lock,
+        Condvar, Mutex, MutexGuard, lock,
+        process::ProcessMark,
         thread::{self, JoinHandle},
         wait_until,
     },

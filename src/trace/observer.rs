@@ -87,11 +87,11 @@ pub struct ObservedOp<'a> {
     /// The device on which the operation runs.
     pub device: Device,
     pub(crate) recorder: &'a Recorder,
-    pub(crate) details: &'a dyn Details,
+    pub(crate) details: &'a dyn OpDetails,
 }
 
 /// What an engine looks up about an operation for an [`ObservedOp`].
-pub(crate) trait Details {
+pub(crate) trait OpDetails {
     /// Returns the name of the operation's lane.
     fn lane(&self) -> String;
 

@@ -25,14 +25,16 @@ use rtrb::{Consumer, RingBuffer};
 
 use raddle_trace::{
     OpId, OpStats, Outcome, Trace, VarId,
-    recording::{self, AccessWord, EngineInfo, Event, History, MAX_ACCESSES, PlaceWord, PushHead, Short, Slot, What},
+    recording::{
+        self, AccessWord, EngineInfo, Event, History, MAX_ACCESSES, PlaceWord, PushHead, RingSlot, Short, What,
+    },
 };
 
 use super::writers::{self, RingShared, Writer};
 use crate::{
     scheduler::priority_of,
-    sync::{Mutex, fork::ProcessMark, lock},
-    system::clock::Clock,
+    sync::{Mutex, lock, process::ProcessMark},
+    system::clock::TraceClock,
     values::Name,
 };
 
@@ -53,7 +55,7 @@ const NO_NUMBER: u16 = (MAX_THREADS - 1) as u16;
 const SEARCH_INTERVAL: Duration = Duration::from_millis(200);
 
 /// An engine as seen by its recorder.
-pub(crate) trait Recorded: Send + Sync {
+pub(crate) trait RecordedEngine: Send + Sync {
     /// Calls `found` with each pending operation.
     fn each_pending(&self, found: &mut dyn FnMut(OpId));
 }
@@ -89,34 +91,37 @@ const TICKS_BITS: u32 = 4;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    shared: Arc<Shared>,
+    shared: Arc<RecorderShared>,
 }
 
 /// The state shared by a recorder's clones.
-struct Shared {
+struct RecorderShared {
     /// The number by which threads find their rings.
     number: u64,
     /// The process whose threads may hold the locks.
     process: ProcessMark,
     slots: usize,
-    clock: Clock,
-    state: Mutex<State>,
+    clock: TraceClock,
+    state: Mutex<RecorderState>,
     /// Never locked at the same time as `state`.
-    engines: Mutex<Vec<Weak<dyn Recorded>>>,
+    engines: Mutex<Vec<Weak<dyn RecordedEngine>>>,
     /// The number of the last operation pushed by a thread without a number.
     last_op: AtomicU64,
     /// The number of events on threads that are ending and no longer have a ring.
     unheard: AtomicU64,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for RecorderShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("number", &self.number).field("slots", &self.slots).finish_non_exhaustive()
+        f.debug_struct("RecorderShared")
+            .field("number", &self.number)
+            .field("slots", &self.slots)
+            .finish_non_exhaustive()
     }
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RecorderState {
     rings: Vec<Ring>,
     history: History,
     /// Events that were read but may have come after others not yet read.
@@ -128,7 +133,7 @@ struct State {
 /// The reading end of a ring.
 #[derive(Debug)]
 struct Ring {
-    slots: Consumer<Slot>,
+    slots: Consumer<RingSlot>,
     thread: u16,
     shared: Arc<RingShared>,
 }
@@ -161,7 +166,7 @@ impl Recorder {
     /// ```
     #[must_use]
     pub fn with_capacity(bytes: usize) -> Self {
-        Self::with_slots((bytes / size_of::<Slot>()).max(16))
+        Self::with_slots((bytes / size_of::<RingSlot>()).max(16))
     }
 
     fn with_slots(slots: usize) -> Self {
@@ -169,11 +174,11 @@ impl Recorder {
         // Relaxed: the numbers need only be distinct.
         let number = NEXT.fetch_add(1, Relaxed);
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(RecorderShared {
                 number,
                 process: ProcessMark::current(),
                 slots,
-                clock: Clock::new(),
+                clock: TraceClock::new(),
                 state: Mutex::default(),
                 engines: Mutex::default(),
                 last_op: AtomicU64::new(0),
@@ -221,7 +226,7 @@ impl Recorder {
         drop(state);
         let mut engines = lock(&self.shared.engines);
         engines.retain(|engine| engine.strong_count() > 0);
-        let engines: Vec<Arc<dyn Recorded>> = {
+        let engines: Vec<Arc<dyn RecordedEngine>> = {
             let open = engines.iter().filter_map(Weak::upgrade).collect();
             // An engine whose last reference is dropped here must not find the lock held.
             drop(engines);
@@ -279,7 +284,7 @@ impl Recorder {
     }
 
     /// Adds an engine, whose events carry its number.
-    pub(crate) fn add_engine(&self, info: EngineInfo, engine: Weak<dyn Recorded>) {
+    pub(crate) fn add_engine(&self, info: EngineInfo, engine: Weak<dyn RecordedEngine>) {
         lock(&self.shared.state).history.add_engine(info);
         lock(&self.shared.engines).push(engine);
     }
@@ -443,7 +448,7 @@ fn first_op_at(now: u64) -> u64 {
     (now >> TICKS_BITS) << THREAD_BITS
 }
 
-impl Shared {
+impl RecorderShared {
     /// Returns a number for an operation of a thread without a number.
     #[cold]
     fn next_op(&self, now: u64) -> OpId {
@@ -458,7 +463,7 @@ impl Shared {
 impl Writer {
     /// Prepares for the event of a push and returns a number for the operation.
     #[inline(always)]
-    fn begin_push(&self, shared: &Shared, now: u64) -> OpId {
+    fn begin_push(&self, shared: &RecorderShared, now: u64) -> OpId {
         let op = self.next_op(shared, now);
         // What the function pushes comes after its start, even if the clock shows the same time.
         self.flush();
@@ -467,7 +472,7 @@ impl Writer {
 
     /// Returns a number for the next operation, with the time of its push.
     #[inline]
-    fn next_op(&self, shared: &Shared, now: u64) -> OpId {
+    fn next_op(&self, shared: &RecorderShared, now: u64) -> OpId {
         if self.thread == NO_NUMBER {
             return shared.next_op(now);
         }
@@ -479,9 +484,9 @@ impl Writer {
     }
 }
 
-impl State {
+impl RecorderState {
     /// Reads all rings and adds their events to the histories.
-    fn read(&mut self, shared: &Shared) {
+    fn read(&mut self, shared: &RecorderShared) {
         let clock = &shared.clock;
         // The rings are read one after the other, so an event may be found although an earlier one, in a ring that had
         // already been read, was not. Both are later than `until`, unless a thread was delayed between reading the
@@ -555,7 +560,7 @@ impl Ring {
     }
 }
 
-impl Drop for Shared {
+impl Drop for RecorderShared {
     /// Reads the remaining events, since names in the rings own memory.
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -22,7 +22,7 @@ use rtrb::{Producer, chunks::ChunkError};
 use crate::sync::edge::{self, acquire, release};
 use raddle_trace::{
     OpId, Outcome, Place,
-    recording::{self, PlaceWord, Short, Slot},
+    recording::{self, PlaceWord, RingSlot, Short},
 };
 
 /// What a ring's two ends share beside the ring.
@@ -31,7 +31,7 @@ use raddle_trace::{
 pub(super) struct RingShared {
     /// The number of events that did not fit since the reader last read it.
     pub(super) lost: AtomicU64,
-    running: Running,
+    running: LastCall,
     /// Whether the thread writes no more.
     is_over: AtomicBool,
 }
@@ -41,7 +41,7 @@ pub(super) struct RingShared {
 /// The words are stored and loaded one by one, so a reader may find words of two calls. The last word depends on all
 /// others, and shows this.
 #[derive(Debug, Default)]
-struct Running {
+struct LastCall {
     op: AtomicU64,
     from: AtomicU64,
     place: AtomicU64,
@@ -51,7 +51,7 @@ struct Running {
 /// The number of times that a reader tries to find words of one call.
 const TRIES: usize = 100;
 
-impl Running {
+impl LastCall {
     /// Returns the last word of a call, which is not zero except by chance.
     #[inline]
     fn check(op: u64, from: u64, place: u64) -> u64 {
@@ -97,7 +97,7 @@ impl RingShared {
             // Relaxed: words of later calls are detected.
             let [op, from, place] =
                 [&self.running.op, &self.running.from, &self.running.place].map(|word| word.load(Relaxed));
-            if check == Running::check(op, from, place) {
+            if check == LastCall::check(op, from, place) {
                 return Some((OpId(op), from, Place::from_word(PlaceWord(place))));
             }
             std::hint::spin_loop();
@@ -114,7 +114,7 @@ impl RingShared {
 /// The writing end of a ring.
 pub(super) struct Writer {
     recorder: u64,
-    slots: RefCell<Producer<Slot>>,
+    slots: RefCell<Producer<RingSlot>>,
     pub(super) thread: u16,
     /// The time of the last event.
     pub(super) last: Cell<u64>,
@@ -129,7 +129,7 @@ pub(super) struct Writer {
 const NO_OP: OpId = OpId(0);
 
 impl Writer {
-    pub(super) fn new(recorder: u64, thread: u16, slots: Producer<Slot>, shared: Arc<RingShared>) -> Self {
+    pub(super) fn new(recorder: u64, thread: u16, slots: Producer<RingSlot>, shared: Arc<RingShared>) -> Self {
         let (last, last_op, open) = (Cell::new(0), Cell::new(0), Cell::new(NO_OP));
         Self { recorder, slots: RefCell::new(slots), thread, last, last_op, open, shared }
     }
@@ -166,7 +166,7 @@ impl Writer {
 
     /// Writes an event that takes one slot.
     #[inline(always)]
-    pub(super) fn put_slot(&self, slot: Slot) {
+    pub(super) fn put_slot(&self, slot: RingSlot) {
         if !self.write(slot) {
             self.lose(1);
         }
@@ -174,7 +174,7 @@ impl Writer {
 
     /// Writes an event that takes two slots.
     #[inline(always)]
-    pub(super) fn put_pair(&self, pair: [Slot; 2]) {
+    pub(super) fn put_pair(&self, pair: [RingSlot; 2]) {
         if !self.slots.try_borrow_mut().is_ok_and(|mut slots| slots.push_entire_slice(&pair).is_ok()) {
             self.lose(1);
         }
@@ -182,7 +182,7 @@ impl Writer {
 
     /// Writes an event that takes two or more slots. `slots` is not called if they do not fit.
     #[inline]
-    pub(super) fn put_slots<S: Iterator<Item = Slot>>(&self, count: usize, slots: impl FnOnce() -> S) {
+    pub(super) fn put_slots<S: Iterator<Item = RingSlot>>(&self, count: usize, slots: impl FnOnce() -> S) {
         let Ok(mut producer) = self.slots.try_borrow_mut() else { return self.lose(1) };
         match producer.write_chunk_uninit(count) {
             Ok(chunk) => _ = chunk.fill_from_iter(slots()),
@@ -209,7 +209,7 @@ impl Writer {
 
     /// Returns whether the slot fits.
     #[inline(always)]
-    fn write(&self, slot: Slot) -> bool {
+    fn write(&self, slot: RingSlot) -> bool {
         self.slots.try_borrow_mut().is_ok_and(|mut slots| slots.push(slot).is_ok())
     }
 
@@ -301,7 +301,7 @@ mod tests {
         let place = Place::Worker { engine: 3, lane: 1, worker: 7 };
         shared.running.set(OpId(5 << 12), 99, place.to_word());
         assert_eq!(shared.running(), Some((OpId(5 << 12), 99, place)));
-        let Running { op, from, place: at, .. } = &shared.running;
+        let LastCall { op, from, place: at, .. } = &shared.running;
         for (word, bit) in [op, from, at].into_iter().flat_map(|word| (0..u64::BITS).map(move |bit| (word, bit))) {
             // Relaxed: the test has one thread.
             let flip = || word.fetch_xor(1 << bit, Relaxed);

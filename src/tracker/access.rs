@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use super::{
-    op::{self, Op},
+    op_record::{self, Op},
     queue::VarQueue,
 };
 use crate::{
@@ -400,10 +400,10 @@ impl<T> RecordShare<T> {
     #[inline(never)]
     unsafe fn retire_of(op: NonNull<Op<T>>, last: bool) {
         if last {
-            op::retire_record(op);
+            op_record::retire_record(op);
         } else {
             // SAFETY: by (1) this is the access's only share, which ends once.
-            unsafe { op::end_shares(op, 1) };
+            unsafe { op_record::end_shares(op, 1) };
         }
     }
 }

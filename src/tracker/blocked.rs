@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     followers::{up_to_writer, waits_for},
-    op::Op,
+    op_record::Op,
 };
 use crate::memory::epoch;
 

@@ -2,7 +2,7 @@
 
 use super::{
     access::{Access, Mode},
-    op::Op,
+    op_record::Op,
 };
 use crate::{
     memory::epoch,

@@ -4,7 +4,7 @@ use std::{collections::HashMap, fmt, marker::PhantomData, ptr};
 
 use super::{
     access::{Access, DONE, Mode},
-    op::Op,
+    op_record::Op,
 };
 use crate::{
     memory::epoch::{Guard, unprotected},

@@ -167,11 +167,11 @@
 
 mod access;
 mod blocked;
-mod complete;
 mod followers;
+mod insert;
 mod look;
-mod op;
-mod push;
+mod op_record;
+mod propagate;
 mod queue;
 mod queued;
 mod take;
@@ -180,11 +180,11 @@ mod tests;
 
 pub use access::{Access, Mode};
 pub use blocked::{Ahead, walk_blocked};
-pub use complete::{complete, end, end_with};
 pub use followers::followers;
-pub use look::{Standing, Successors};
-pub use op::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList, each_marked};
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub use push::{Pushed, Stalled};
-pub use push::{push, push_sole};
+pub use insert::{PushResult, Stalled};
+pub use insert::{push, push_sole};
+pub use look::{Standing, Successors};
+pub use op_record::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList, each_marked};
+pub use propagate::{complete, end, end_with};
 pub use queue::VarQueue;

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use super::{
-    op::{Hold, Op, OpRef, alive},
+    op_record::{Hold, Op, OpRef, alive},
     queued::{Popped, Queued},
 };
 use crate::{

@@ -13,11 +13,11 @@ use super::{
     Mode::{self, Await, Overwrite, Read, Write},
     Op, OpRef, ReadyList, VarQueue,
     access::{Arity, DONE, READ_OK, WRITE_OK, grantable_at_link, linked, newly_grantable},
-    complete::{Spent, complete, complete_access},
     followers::{MAX_FOLLOWERS, followers},
+    insert::{Inserter, Insertion, PushResult, help, insert},
     look::{MAX_SUCCESSORS, Successors},
-    op::{INLINE_ACCESSES, Rejection},
-    push::{Inserter, Insertion, Pushed, help, insert},
+    op_record::{INLINE_ACCESSES, Rejection},
+    propagate::{Spent, complete, complete_access},
 };
 use crate::{
     memory::epoch::{self, Guard, Shared},
@@ -119,8 +119,8 @@ fn push(op: Known) -> [bool; 2] {
 }
 
 /// Destructures the result of a push of `op`. The test becomes the owner if the operation is ready.
-fn outcome(op: Known, pushed: Pushed<Task>) -> [bool; 2] {
-    let Pushed { ready, rejected } = pushed;
+fn outcome(op: Known, pushed: PushResult<Task>) -> [bool; 2] {
+    let PushResult { ready, rejected } = pushed;
     let is_ready = ready.is_some();
     ready.into_iter().for_each(|ready| assert_eq!(ready.into_ptr(), op.0));
     [is_ready, rejected]
@@ -155,7 +155,7 @@ fn helped(op: Known, index: u32, guard: &Guard) -> Insertion<'_, Task> {
 
 /// Continues a [begun] push.
 fn finish_push(op: Known, satisfied: u32, guard: &Guard) -> [bool; 2] {
-    outcome(op, super::push::finish_push(op.owned(), 1, satisfied, guard))
+    outcome(op, super::insert::finish_push(op.owned(), 1, satisfied, guard))
 }
 
 /// Completes `op` and returns the operations that this made ready, in order.

@@ -22,8 +22,8 @@ use crate::{
     },
     notify::{
         oneshot::Oneshot,
-        pending::{PendingOps, PendingWait, Waited},
-        waiters::{Awaits, BlockingWait, Goal, IsOver, Kind, ListedWaiter, waiters},
+        pending::{PendingOps, PendingWait, WaitEnd},
+        waiters::{Awaits, BlockingWait, Goal, IsOver, ListedWaiter, WaiterKind, waiters},
     },
     op::{
         cancellable::{Cancellable, Handled},
@@ -38,7 +38,7 @@ use crate::{
     },
     values::Name,
     wait::{
-        deadlock::{self, Target, is_done},
+        cycles::{self, Target, is_done},
         in_place,
         regain::{self, regain_worker},
     },
@@ -217,7 +217,7 @@ pub(crate) fn wait_by<R, T: ?Sized>(
     let goal = target.as_ref().map(Target::goal);
     let describe = target.as_ref().map(|target| target.describe);
     sleep(core, deadline, Awaits::Operation, goal, &is_over, |waiter| {
-        deadlock::watching(core, waiter, describe, deadline, |until| wait(oneshot, until))
+        cycles::watching(core, waiter, describe, deadline, |until| wait(oneshot, until))
     })
 }
 
@@ -233,9 +233,9 @@ pub(crate) fn sleep<R>(
     wait: impl FnOnce(Option<&ListedWaiter<'_>>) -> R,
 ) -> R {
     let kind = match deadline {
-        _ if awaits == Awaits::Scope => Kind::Closing,
-        Some(_) => Kind::Timed,
-        None => Kind::Refusable,
+        _ if awaits == Awaits::Scope => WaiterKind::Closing,
+        Some(_) => WaiterKind::Timed,
+        None => WaiterKind::Refusable,
     };
     let waits = running::stop_running();
     let result = sleep_listed(core, kind, awaits, goal, Instant::now(), is_over, wait);
@@ -248,7 +248,7 @@ pub(crate) fn sleep<R>(
 /// the wait could be part of a cycle. During the call, dumps show the thread as asleep since `since`.
 pub(crate) fn sleep_listed<R>(
     core: &Core,
-    kind: Kind,
+    kind: WaiterKind,
     awaits: Awaits,
     goal: Option<Goal<'_>>,
     since: Instant,
@@ -259,7 +259,7 @@ pub(crate) fn sleep_listed<R>(
         // Models have neither dumps nor a clock.
         return wait(None);
     }
-    let (engine, inside) = (deadlock::engine(core), &frame::inside());
+    let (engine, inside) = (cycles::engine(core), &frame::inside());
     // A push that is held back is not a wait of the program.
     let is_outside = awaits != Awaits::Room && !frame::in_program();
     waiters().during(BlockingWait { engine, inside, is_outside, kind, awaits, goal, since, is_over }, |waiter| {
@@ -309,7 +309,7 @@ fn check_before_others(
     if core.has_workers() || ready_loop::engine_with_deferred().is_none() {
         return Ok(());
     }
-    deadlock::refuse_cycle(core, goal, describe, is_over)
+    cycles::refuse_cycle(core, goal, describe, is_over)
 }
 
 /// Prepares the calling thread for a wait: [catches up](catch_up) and hands over its worker to another
@@ -344,11 +344,11 @@ fn wait_counted(
 ) -> Result<(), WaitError> {
     let is_over = || pending.is_over(covered);
     let wait = |until| match pending.wait_for(covered, until) {
-        Waited::Idle | Waited::Over => Ok(()),
-        Waited::TimedOut => Err(WaitError::TimedOut),
+        WaitEnd::Idle | WaitEnd::Over => Ok(()),
+        WaitEnd::TimedOut => Err(WaitError::TimedOut),
     };
     let goal = Goal::Counted(pending, Some(covered));
-    sleep(core, deadline, awaits, Some(goal), &is_over, |waiter| deadlock::watching(core, waiter, None, deadline, wait))
+    sleep(core, deadline, awaits, Some(goal), &is_over, |waiter| cycles::watching(core, waiter, None, deadline, wait))
 }
 
 /// [`for_all`] as a future. It covers the operations pushed before this call.

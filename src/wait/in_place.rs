@@ -4,7 +4,7 @@
 //! * A ready operation with a handle is owned by its entry in a queue of its lane. A waiter for that handle, or the end
 //!   of the operation's scope, may take ownership from the entry, which stays in the queue with a share of the record
 //!   until a worker pops the entry and finds it stale ([`OpRef::take`]).
-//! * An operation that the wait is known to depend on ([`leads_to`](crate::wait::deadlock::leads_to)) is taken from the
+//! * An operation that the wait is known to depend on ([`leads_to`](crate::wait::cycles::leads_to)) is taken from the
 //!   deque of the waiter's own worker or, on an engine without workers, from the ready loops of the waiter's thread.
 //!
 //! # Limits
@@ -26,7 +26,7 @@ use crate::{
     },
     system::panics,
     tracker::{OpRef, ReadyList},
-    wait::deadlock,
+    wait::cycles,
 };
 
 /// Lets a waiter take a ready operation out of the queue that the operation is about to enter. Does nothing if
@@ -59,13 +59,13 @@ pub(crate) fn run_handled<R>(core: &Arc<Core>, handled: &Handled<R>) -> bool {
     true
 }
 
-/// Runs those operations in the deque of the calling thread's worker that [lead to](crate::wait::deadlock::leads_to)
+/// Runs those operations in the deque of the calling thread's worker that [lead to](crate::wait::cycles::leads_to)
 /// `goal`, until none is left, the wait for `goal` is over, or the stack is short. Without workers, runs such
 /// operations from this thread's ready loops. Returns an error if one of them has forked the process.
 pub(crate) fn run_leading(core: &Arc<Core>, is_over: impl Fn() -> bool, goal: &Goal<'_>) -> Result<(), Forked> {
     while !is_over() && !ready_loop::is_stack_short() {
         // The wait is checked last: if it is not over, nothing that it awaits has ended since the search began.
-        let wanted = |op: &OpRef<Task>| deadlock::leads_to(op, goal) && !is_over();
+        let wanted = |op: &OpRef<Task>| cycles::leads_to(op, goal) && !is_over();
         let taken = match core.has_workers() {
             true => worker_thread::take_queued(core, wanted),
             false => ready_loop::take_deferred_if(core, wanted),

@@ -41,15 +41,15 @@ thread_static!(static BLOCKING: Cell<usize> = Cell::new(0));
 /// Calls `f`, which blocks the calling thread. A function that has handed over its worker [waits for
 /// another](regain_worker) when the outermost such call returns or panics, but not after waits inside such calls.
 pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
-    struct Leave;
-    impl Drop for Leave {
+    struct StopBlocking;
+    impl Drop for StopBlocking {
         fn drop(&mut self) {
             BLOCKING.with(|depth| depth.set(depth.get() - 1));
             regain_worker(None);
         }
     }
     BLOCKING.with(|depth| depth.set(depth.get() + 1));
-    let _leave = Leave;
+    let _leave = StopBlocking;
     f()
 }
 

@@ -107,12 +107,19 @@ pub fn alone() -> MutexGuard<'static, ()> {
 /// Runs `f` on a separate thread. Panics if `f` panics or has not ended within [`PATIENCE`].
 #[track_caller]
 pub fn watched(f: impl FnOnce() + Send + 'static) {
-    watched_for(PATIENCE, f);
+    watch(PATIENCE, Box::new(f));
 }
 
 /// Like [`watched`], with the time limit `limit`.
 #[track_caller]
 pub fn watched_for(limit: Duration, f: impl FnOnce() + Send + 'static) {
+    watch(limit, Box::new(f));
+}
+
+/// Does the work of [`watched_for`]. It is not generic, so the code that starts a thread is compiled once, and not for
+/// each test.
+#[track_caller]
+fn watch(limit: Duration, f: Box<dyn FnOnce() + Send>) {
     // `RADDLE_PATIENCE`, in seconds, lowers the limit when a hang is expected, as with a planted bug.
     let patience = env::var("RADDLE_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
     let limit = patience.map_or(limit, |seconds| limit.min(Duration::from_secs(seconds)));
@@ -135,9 +142,14 @@ pub fn watched_for(limit: Duration, f: impl FnOnce() + Send + 'static) {
 
 /// Runs `f` under [`watched`] once for each of `kinds`, on a new engine of that kind with `workers` workers.
 #[track_caller]
-pub fn on_kinds(kinds: &[EngineKind], workers: usize, f: impl Fn(Engine) + Clone + Send + 'static) {
+pub fn on_kinds(kinds: &[EngineKind], workers: usize, f: impl Fn(Engine) + Send + Sync + 'static) {
+    watch_kinds(kinds, workers, Arc::new(f));
+}
+
+#[track_caller]
+fn watch_kinds(kinds: &[EngineKind], workers: usize, f: Arc<dyn Fn(Engine) + Send + Sync>) {
     for &kind in kinds {
-        let f = f.clone();
+        let f = Arc::clone(&f);
         watched(move || {
             // The output of a failing test shows this line.
             println!("on the {kind} engine with {workers} workers");
@@ -216,6 +228,11 @@ impl Meeting {
 /// Waits until `condition` holds, and panics with `what` if that takes too long.
 #[track_caller]
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    poll_until(what, &mut condition);
+}
+
+#[track_caller]
+fn poll_until(what: &str, condition: &mut dyn FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < PATIENCE, "not true after {PATIENCE:?}: {what}");

@@ -19,11 +19,36 @@ const ROOMS: [&str; 5] = ["observe", "group", "wait", "context", "op"];
 /// The maximum number of files in a cycle.
 const MAX_CIRCLE: usize = 3;
 
+/// Types whose names occur in several files, and such files. They are to be renamed, and nothing is to be added here.
+const NAMED_TWICE: &[&str] = &[
+    "Admitted",
+    "Declared",
+    "Function",
+    "Group",
+    "Leave",
+    "Own",
+    "Parts",
+    "Place",
+    "Refs",
+    "Remains",
+    "Restore",
+    "State",
+    "Waits",
+    "device.rs",
+    "guarded.rs",
+    "push.rs",
+];
+
 /// The path of a module, such as `engine::push`. It is empty for the root of the crate.
 type Module = String;
 
-/// Returns the code of each module that is not a test module.
+/// Returns the code of each module of raddle that is not a test module.
 fn sources() -> BTreeMap<Module, String> {
+    sources_in("../src")
+}
+
+/// Returns the code of each module below `folder` that is not a test module.
+fn sources_in(folder: &str) -> BTreeMap<Module, String> {
     fn visit(folder: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).expect("the folder should be readable").flatten() {
             let path = entry.path();
@@ -34,7 +59,7 @@ fn sources() -> BTreeMap<Module, String> {
             }
         }
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let mut files = Vec::new();
     visit(&root, &mut files);
     let module = |file: &PathBuf| {
@@ -299,6 +324,38 @@ fn each_ordering_is_that_of_an_edge() {
         .filter(|line| words.iter().any(|word| line.contains(word)))
         .collect();
     assert!(named.is_empty(), "orderings that no edge of `sync::edge` names:\n{}", named.join("\n"));
+}
+
+/// A type or a file can be found by its name, except for errors and the files at the head of a folder. The two forms of
+/// a type, for ordinary builds and for models, are in one file.
+#[test]
+#[cfg_attr(miri, ignore = "reads files")]
+fn each_name_has_one_meaning() {
+    let mut places: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for folder in ["../src", "../crates/raddle-trace/src"] {
+        for (module, code) in sources_in(folder) {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join(module.replace("::", "/"));
+            let is_head = module.is_empty() || path.join("mod.rs").exists();
+            let file = module.rsplit("::").next().filter(|_| !is_head).map(|name| format!("{name}.rs"));
+            let types = code.lines().filter_map(declared_type).map(str::to_owned);
+            for name in types.chain(file).filter(|name| name != "Error") {
+                places.entry(name).or_default().insert(format!("{folder}: {module}"));
+            }
+        }
+    }
+    let twice: BTreeMap<_, _> = places.iter().filter(|(_, files)| files.len() > 1).collect();
+    let names: Vec<_> = twice.keys().map(|name| name.as_str()).collect();
+    assert_eq!(names, NAMED_TWICE, "types in several files, and files of one name: {twice:#?}");
+}
+
+/// Returns the name of the type or trait that a line of code declares. An indented alias is the type of a trait.
+fn declared_type(line: &str) -> Option<&str> {
+    let code = line.trim_start();
+    let code = code.strip_prefix("pub").map_or(code, |rest| rest.split_once(' ').map_or("", |(_, rest)| rest));
+    let (keyword, rest) = code.split_once(' ')?;
+    let is_type =
+        matches!(keyword, "struct" | "enum" | "union" | "trait") || keyword == "type" && line == line.trim_start();
+    is_type.then(|| rest.split(|c: char| !(c.is_alphanumeric() || c == '_')).next().unwrap_or_default())
 }
 
 /// The check finds paths in `use` lines and code, and ignores those in comments and tests.

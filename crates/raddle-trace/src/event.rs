@@ -19,7 +19,7 @@ use std::{fmt, panic::Location};
 use crate::name::Name;
 
 /// The unit of a ring.
-pub type Slot = [u64; 4];
+pub type RingSlot = [u64; 4];
 
 /// The identity of an operation in the traces of one recorder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -165,7 +165,7 @@ pub enum Outcome {
 
 /// The data recorded with a push.
 #[derive(Clone, Debug)]
-pub struct Pushed {
+pub struct PushEvent {
     /// The operation's name.
     pub name: Name,
     /// Where the operation was pushed.
@@ -197,7 +197,7 @@ pub struct Event {
 #[derive(Debug)]
 pub enum What {
     /// The operation is pushed.
-    Pushed(Box<Pushed>),
+    Pushed(Box<PushEvent>),
     /// The operation, which was not ready when pushed, has become ready.
     Ready,
     /// The operation's function is called.
@@ -291,7 +291,7 @@ mod kind {
 
 /// Returns the slot of an event.
 #[inline]
-pub fn short(ticks: u64, op: OpId, event: Short) -> Slot {
+pub fn short(ticks: u64, op: OpId, event: Short) -> RingSlot {
     let (kind, word) = match event {
         Short::Ready => (kind::READY, 0),
         Short::Started(place) => (kind::STARTED, place.to_word().0),
@@ -306,7 +306,7 @@ pub fn short(ticks: u64, op: OpId, event: Short) -> Slot {
 
 /// Returns the slot of a call that ended its operation.
 #[inline]
-pub fn ran(ticks: u64, op: OpId, outcome: Outcome, from: u64, place: PlaceWord) -> Slot {
+pub fn ran(ticks: u64, op: OpId, outcome: Outcome, from: u64, place: PlaceWord) -> RingSlot {
     [u64::from(kind::RAN) | (outcome as u64) << 8 | place.0 << PLACE_AT, ticks, op.0, from]
 }
 
@@ -320,7 +320,7 @@ pub fn brief_push<const N: usize>(
     head: &PushHead,
     name: &'static str,
     accesses: &[AccessWord; N],
-) -> Option<(Slot, Slot)> {
+) -> Option<(RingSlot, RingSlot)> {
     let word = |at: usize| accesses.get(at).map_or(0, |word| word.0);
     let location = address_of(head.location);
     if !name.is_empty() {
@@ -370,7 +370,7 @@ pub fn push(
     head: &PushHead,
     name: Name,
     mut accesses: impl ExactSizeIterator<Item = AccessWord>,
-) -> impl Iterator<Item = Slot> {
+) -> impl Iterator<Item = RingSlot> {
     let count = accesses.len();
     let packed = head.packed(kind::PUSHED) | (count as u64) << COUNT_AT;
     let first = [packed, ticks, op.0, address_of(head.location)];
@@ -387,7 +387,7 @@ pub fn push(
 /// # Safety
 /// 1. `next` yields the slots made by [`push`], [`brief_push`], [`ran`] and [`short`], in order, each only once.
 pub unsafe fn read(
-    mut next: impl FnMut() -> Option<Slot>,
+    mut next: impl FnMut() -> Option<RingSlot>,
     ticks_of: impl Fn(OpId) -> u64,
     priority_of: impl Fn(u8) -> i32,
 ) -> Option<Event> {
@@ -419,7 +419,7 @@ pub unsafe fn read(
             let more = if count > 1 { next()? } else { [0; 4] };
             let accesses = [access].into_iter().chain(more).take(count);
             // SAFETY: by (1), `brief_push` has stored the address of a static location.
-            let pushed = unsafe { Pushed::read(head, priority(), location, Name::EMPTY, accesses) };
+            let pushed = unsafe { PushEvent::read(head, priority(), location, Name::EMPTY, accesses) };
             return Some(Event { ticks, op, what: What::Pushed(Box::new(pushed)) });
         }
         _ => {
@@ -434,14 +434,14 @@ pub unsafe fn read(
             // SAFETY: (1): `push` has stored the words of a name, which are read once.
             let name = unsafe { Name::from_words([second[0] as usize, second[1] as usize]) };
             // SAFETY: by (1), `push` has stored the address of a static location.
-            let pushed = unsafe { Pushed::read(head, priority(), word, name, words.into_iter()) };
+            let pushed = unsafe { PushEvent::read(head, priority(), word, name, words.into_iter()) };
             What::Pushed(Box::new(pushed))
         }
     };
     Some(Event { ticks, op: OpId(op), what })
 }
 
-impl Pushed {
+impl PushEvent {
     /// Reads the data of a push from its words.
     ///
     /// # Safety
@@ -483,7 +483,7 @@ mod tests {
                     internal: count % 2 == 0,
                 };
                 let words = accesses.iter().map(|&(variable, mode)| AccessWord::new(variable, mode));
-                let mut slots: Vec<Slot> = push(123, OpId(u64::MAX), &head, name.clone(), words).collect();
+                let mut slots: Vec<RingSlot> = push(123, OpId(u64::MAX), &head, name.clone(), words).collect();
                 assert_eq!(slots.len(), slots_of_push(accesses.len()));
                 slots.push(short(124, OpId(1), Short::Ready));
                 let mut slots = slots.into_iter();

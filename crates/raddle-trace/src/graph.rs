@@ -16,38 +16,38 @@ fn each_loop<'g, B>(
     mut found: impl FnMut(&[(usize, usize)]) -> ControlFlow<B>,
 ) -> Option<B> {
     #[derive(Clone, Copy)]
-    enum State {
+    enum NodeState {
         New,
         /// The node is on the path, behind this many others.
         Open(usize),
         Done,
     }
-    let mut states = vec![State::New; nodes];
+    let mut states = vec![NodeState::New; nodes];
     for first in 0..nodes {
-        if !matches!(states[first], State::New) {
+        if !matches!(states[first], NodeState::New) {
             continue;
         }
         // The walk has its own stack, since a chain may be long: each entry is a node and the number of its next edge.
         let mut path = vec![(first, 0)];
-        states[first] = State::Open(0);
+        states[first] = NodeState::Open(0);
         while let Some((node, edge)) = path.last_mut() {
             let Some(&next) = edges(*node).get(*edge) else {
-                states[*node] = State::Done;
+                states[*node] = NodeState::Done;
                 path.pop();
                 continue;
             };
             *edge += 1;
             match states[next] {
-                State::New => {
-                    states[next] = State::Open(path.len());
+                NodeState::New => {
+                    states[next] = NodeState::Open(path.len());
                     path.push((next, 0));
                 }
-                State::Open(start) => {
+                NodeState::Open(start) => {
                     if let ControlFlow::Break(result) = found(&path[start..]) {
                         return Some(result);
                     }
                 }
-                State::Done => {}
+                NodeState::Done => {}
             }
         }
     }

@@ -9,9 +9,9 @@ use std::{
 };
 
 use crate::{
-    event::{AccessMode, Event, OpId, Outcome, Place, Pushed, VarId, What},
+    event::{AccessMode, Event, OpId, Outcome, Place, PushEvent, VarId, What},
     name::Name,
-    stats::Collected,
+    op_stats::Collected,
 };
 
 /// The history of one operation. Times count from the recorder's creation.
@@ -542,7 +542,7 @@ impl Thread {
 }
 
 impl TracedOp {
-    fn new(id: OpId, pushed: Pushed, (thread, time): (u16, Duration), parent: Option<OpId>) -> Self {
+    fn new(id: OpId, pushed: PushEvent, (thread, time): (u16, Duration), parent: Option<OpId>) -> Self {
         Self {
             id,
             name: pushed.name,

@@ -10,17 +10,17 @@ mod export;
 mod graph;
 mod history;
 mod name;
+mod op_stats;
 mod order;
 mod perfetto;
 mod report;
-mod stats;
 
 pub use event::{AccessMode, OpId, Outcome, Place, VarId};
 pub use history::{Run, Trace, TracedOp};
 pub use name::Name;
+pub use op_stats::{OpStats, Times};
 pub use order::{OrderReport, OrderViolation};
 pub use report::CriticalStep;
-pub use stats::{OpStats, Times};
 
 /// What a recorder needs: the layout of events, the histories, and the writers of files. For raddle only: anything here
 /// may change in any version.
@@ -29,13 +29,13 @@ pub mod recording {
     pub use crate::{
         chrome::{Chrome, Json},
         event::{
-            AccessWord, BRIEF_ACCESSES, Event, MAX_ACCESSES, PlaceWord, PushHead, Pushed, Short, Slot, What,
+            AccessWord, BRIEF_ACCESSES, Event, MAX_ACCESSES, PlaceWord, PushEvent, PushHead, RingSlot, Short, What,
             brief_push, push, ran, read, short, slots_of_push,
         },
         export::{Exporter, Format},
         graph::{nearest, short_cycle},
         history::{EngineInfo, History},
+        op_stats::OpTable,
         perfetto::Perfetto,
-        stats::OpTable,
     };
 }

@@ -108,7 +108,7 @@ impl Error for OrderViolation {}
 const PUSH: Duration = Duration::from_micros(1);
 
 /// An operation's use of a variable.
-struct Use<'t> {
+struct VariableUse<'t> {
     index: usize,
     op: &'t TracedOp,
     is_write: bool,
@@ -163,7 +163,7 @@ impl Trace {
         after: &mut [Vec<usize>],
         report: &mut OrderReport,
     ) -> Result<(), OrderViolation> {
-        let mut uses: HashMap<VarId, Vec<Use<'_>>> = HashMap::new();
+        let mut uses: HashMap<VarId, Vec<VariableUse<'_>>> = HashMap::new();
         // For each operation, when the last of its dependencies ended.
         let mut held: Vec<Duration> = ops.iter().map(|op| op.pushed + PUSH).collect();
         // Pairs of readers of a variable whose second became ready when the first ended.
@@ -172,16 +172,16 @@ impl Trace {
             // A skipped operation counts as having started when it ended.
             let Some(from) = op.started.or(op.ended) else { continue };
             for &(variable, mode) in &op.accesses {
-                uses.entry(variable).or_default().push(Use { index, op, is_write: mode.is_write(), from });
+                uses.entry(variable).or_default().push(VariableUse { index, op, is_write: mode.is_write(), from });
             }
         }
         for (variable, mut uses) in uses {
             uses.sort_by_key(|one| (one.from, one.op.ended));
-            let (mut writer, mut readers): (Option<&Use<'_>>, Vec<&Use<'_>>) = (None, Vec::new());
+            let (mut writer, mut readers): (Option<&VariableUse<'_>>, Vec<&VariableUse<'_>>) = (None, Vec::new());
             // The checked readers, keyed by the times at which they ended.
             let mut reader_ended: HashMap<Duration, usize> = HashMap::new();
             for one in &uses {
-                let before: Vec<&Use<'_>> = if !one.is_write {
+                let before: Vec<&VariableUse<'_>> = if !one.is_write {
                     if let Some(last) = readers.last() {
                         let overlap = last.op.ended.is_some_and(|ended| ended > one.from);
                         *if overlap { &mut report.overlapping_readers } else { &mut report.separate_readers } += 1;

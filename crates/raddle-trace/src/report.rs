@@ -290,7 +290,7 @@ fn sites<'o>(ops: &[&'o TracedOp], name_of: &[usize], names: usize) -> Vec<BTree
 /// that have run nothing are not in the trace.
 fn idle(ops: &[TracedOp]) -> HashMap<OpId, Duration> {
     // For each place, the periods in which functions ran there, in order and without overlaps.
-    let mut busy: BTreeMap<Key, Vec<(Duration, Duration)>> = BTreeMap::new();
+    let mut busy: BTreeMap<PlaceKey, Vec<(Duration, Duration)>> = BTreeMap::new();
     let mut runs: Vec<&Run> = ops.iter().flat_map(|op| &op.runs).collect();
     runs.sort_by_key(|run| run.from);
     for run in runs {
@@ -319,9 +319,9 @@ fn idle(ops: &[TracedOp]) -> HashMap<OpId, Duration> {
 }
 
 /// The key by which rows are sorted: engine, lane and worker; threads come last.
-type Key = (u8, u16, u8, u16);
+type PlaceKey = (u8, u16, u8, u16);
 
-fn sort_key(place: Place) -> Key {
+fn sort_key(place: Place) -> PlaceKey {
     match place {
         Place::Worker { engine, lane, worker } => (0, engine, lane, worker),
         Place::Gpu { engine, lane } => (0, engine, lane, 0),

@@ -13,7 +13,7 @@ use std::{
 
 use raddle::{
     gpu::{GpuStream, ImportedStream, SimulatedGpu},
-    internals::{DeviceUses, Fault, FaultLock, Flavour, Mode, Recorded, Timeline},
+    internals::{DeviceUses, Fault, FaultLock, Flavour, Mode, RecordedPoint, Timeline},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, thread};
 use raddle_loom_tests::{COMPLETE, kills, model};
@@ -100,7 +100,7 @@ fn an_event_is_available_until_its_operation_is_complete() {
         let published = Arc::new(StdBool::new(false));
         let (lane, done, told) = (Arc::clone(&timeline), Arc::clone(&data), Arc::clone(&published));
         let lane = thread::spawn(move || {
-            lane.publish(Recorded::point(1));
+            lane.publish(RecordedPoint::point(1));
             told.store(true, Relaxed);
             done.write(7);
             lane.complete(1);
@@ -128,11 +128,11 @@ fn an_event_is_available_until_its_operation_is_complete() {
 fn a_lane_gets_the_first_event_that_covers_the_operation() {
     model(COMPLETE, Flavour::Contract, || {
         let timeline = Arc::new(Timeline::default());
-        timeline.publish(Recorded::point(2));
-        timeline.publish(Recorded::point(4));
+        timeline.publish(RecordedPoint::point(2));
+        timeline.publish(RecordedPoint::point(4));
         let other = Arc::clone(&timeline);
         let lane = thread::spawn(move || {
-            other.publish(Recorded::point(6));
+            other.publish(RecordedPoint::point(6));
             other.complete(2);
         });
         match timeline.after(1) {

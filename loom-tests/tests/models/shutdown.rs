@@ -14,7 +14,7 @@ use std::{
 
 use raddle::{
     Engine, EngineKind, PushError, Shutdown, WriteGuard, completion,
-    internals::{Flavour, PendingOps, Waited, WakerKey},
+    internals::{Flavour, PendingOps, WaitEnd, WakerKey},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, sync::atomic::AtomicUsize, thread};
 use raddle_loom_tests::shapes::*;
@@ -52,7 +52,7 @@ fn wait_for_two(watched: bool) {
             leave(&other.pending, ticket);
         })
     });
-    assert!(shared.pending.wait(None) != Waited::TimedOut);
+    assert!(shared.pending.wait(None) != WaitEnd::TimedOut);
     for data in &shared.data {
         // SAFETY: both operations are complete.
         assert_eq!(data.with(|data| unsafe { *data }), 1);
@@ -122,7 +122,7 @@ fn a_wait_for_all_does_not_cover_later_entries() {
         racing.join().unwrap();
         assert!(shared.pending.poll(&mut wait, &waker).is_ready(), "the wait covers a later entry");
         leave(&shared.pending, after);
-        assert_eq!(shared.pending.wait(None), Waited::Idle, "an operation is still counted");
+        assert_eq!(shared.pending.wait(None), WaitEnd::Idle, "an operation is still counted");
     });
 }
 
@@ -158,7 +158,7 @@ fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
             assert!(shared.pending.poll(wait, waker).is_ready(), "the wait covers a later entry");
         }
         leave(&shared.pending, after);
-        assert_eq!(shared.pending.wait(None), Waited::Idle, "an operation is still counted");
+        assert_eq!(shared.pending.wait(None), WaitEnd::Idle, "an operation is still counted");
         // SAFETY: the operation is complete; the model verifies this.
         assert_eq!(shared.data[0].with(|data| unsafe { *data }), 1);
     });
@@ -185,7 +185,7 @@ fn an_entry_finds_the_chunk_of_a_generation_that_was_opened_meanwhile() {
         pending.end(&mut pending.begin());
         entered.into_iter().chain([last]).for_each(|ticket| leave(&pending, ticket));
         thread.join().unwrap();
-        assert_eq!(pending.wait(None), Waited::Idle, "an operation is still counted");
+        assert_eq!(pending.wait(None), WaitEnd::Idle, "an operation is still counted");
     });
 }
 
@@ -380,10 +380,10 @@ fn entries_are_counted_once_while_generations_are_reused() {
             let ticket = other.pending.enter();
             leave(&other.pending, ticket);
         });
-        (0..3).for_each(|_| assert!(shared.pending.wait(None) != Waited::TimedOut));
+        (0..3).for_each(|_| assert!(shared.pending.wait(None) != WaitEnd::TimedOut));
         thread.join().unwrap();
-        assert!(shared.pending.wait(None) != Waited::TimedOut);
-        assert_eq!(shared.pending.wait(None), Waited::Idle);
+        assert!(shared.pending.wait(None) != WaitEnd::TimedOut);
+        assert_eq!(shared.pending.wait(None), WaitEnd::Idle);
     });
 }
 
@@ -404,9 +404,9 @@ fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
             }
             leave(&other, ticket);
         });
-        assert!(pending.wait(None) != Waited::TimedOut);
+        assert!(pending.wait(None) != WaitEnd::TimedOut);
         phase.fetch_add(1, Relaxed);
-        assert!(pending.wait(None) != Waited::TimedOut);
+        assert!(pending.wait(None) != WaitEnd::TimedOut);
         over.store(true, Relaxed);
         thread.join().unwrap();
     });
@@ -427,7 +427,7 @@ fn an_idle_count_covers_operations_pushed_by_operations() {
             is_over.store(true, Relaxed);
             leave(&other.pending, third);
         });
-        while shared.pending.wait(None) == Waited::Over {}
+        while shared.pending.wait(None) == WaitEnd::Over {}
         assert!(over.load(Relaxed), "the chain was still running");
         thread.join().unwrap();
     });

@@ -105,12 +105,12 @@ impl<T> RawSlice<T> {
 }
 
 mod sealed {
-    pub trait Sealed {}
+    pub trait SealedArgs {}
 }
 
 /// The arguments of a [simulated kernel](SimulatedStream::launch): `&DeviceVec<T>`, `&mut DeviceVec<T>`, a `Vec` of
 /// arguments, or a tuple of up to six; `()` for none.
-pub trait KernelArgs: sealed::Sealed {
+pub trait KernelArgs: sealed::SealedArgs {
     /// What the kernel receives for the arguments: `&[T]`, `&mut [T]`, or a `Vec` or a tuple of these.
     type Views<'a>;
     #[doc(hidden)]
@@ -124,7 +124,7 @@ pub trait KernelArgs: sealed::Sealed {
     unsafe fn views<'a>(raw: &'a mut Self::Raw) -> Self::Views<'a>;
 }
 
-impl<T> sealed::Sealed for &DeviceVec<T> {}
+impl<T> sealed::SealedArgs for &DeviceVec<T> {}
 
 impl<T: Pod + Send + Sync> KernelArgs for &DeviceVec<T> {
     type Views<'a> = &'a [T];
@@ -141,7 +141,7 @@ impl<T: Pod + Send + Sync> KernelArgs for &DeviceVec<T> {
     }
 }
 
-impl<T> sealed::Sealed for &mut DeviceVec<T> {}
+impl<T> sealed::SealedArgs for &mut DeviceVec<T> {}
 
 impl<T: Pod + Send + Sync> KernelArgs for &mut DeviceVec<T> {
     type Views<'a> = &'a mut [T];
@@ -158,7 +158,7 @@ impl<T: Pod + Send + Sync> KernelArgs for &mut DeviceVec<T> {
     }
 }
 
-impl<A> sealed::Sealed for Vec<A> {}
+impl<A> sealed::SealedArgs for Vec<A> {}
 
 impl<A: KernelArgs> KernelArgs for Vec<A> {
     type Views<'a> = Vec<A::Views<'a>>;
@@ -176,7 +176,7 @@ impl<A: KernelArgs> KernelArgs for Vec<A> {
 
 macro_rules! tuples {
     ($($args:ident)+) => {
-        impl<$($args: KernelArgs),+> sealed::Sealed for ($($args,)+) {}
+        impl<$($args: KernelArgs),+> sealed::SealedArgs for ($($args,)+) {}
 
         impl<$($args: KernelArgs),+> KernelArgs for ($($args,)+) {
             type Views<'a> = ($($args::Views<'a>,)+);
@@ -198,7 +198,7 @@ macro_rules! tuples {
     };
 }
 
-impl sealed::Sealed for () {}
+impl sealed::SealedArgs for () {}
 
 impl KernelArgs for () {
     type Views<'a> = ();

@@ -7,7 +7,7 @@ use crate::{
     device::{
         memory::{DeviceVec, PinnedVec},
         stream::{GpuStream, ImportedStream},
-        timeline::{Recorded, Timeline},
+        timeline::{RecordedPoint, Timeline},
     },
     values::device,
 };
@@ -275,7 +275,7 @@ fn loss<T: fmt::Debug>(result: Result<T, DeviceError>, code: i32) {
 }
 
 /// Asserts that every call on `stream` and on the device returns a loss with the error number `code`.
-fn is_lost(gpu: &SimulatedGpu, stream: &mut dyn Stream, event: &Event, code: i32) {
+fn is_lost(gpu: &SimulatedGpu, stream: &mut dyn Stream, event: &DeviceEvent, code: i32) {
     for _ in 0..2 {
         loss(stream.passed(), code);
         loss(stream.probe(), code);
@@ -371,7 +371,7 @@ fn a_refused_call_has_no_effect_and_the_next_one_succeeds() {
         |_, stream, values| copy(stream, values.address(), values.address(), 16),
         |_, stream, _| launch(stream, ms(1), (), |()| ()),
         |_, stream, _| stream.record().map(drop),
-        |_, stream, _| stream.wait(&Event::new(Arc::new(Moment::new()))),
+        |_, stream, _| stream.wait(&DeviceEvent::new(Arc::new(Moment::new()))),
         |_, stream, _| stream.mark(1),
         |gpu, _, _| gpu.allocate(MemoryKind::Device, 16).map(|block| gpu.free(block)),
     ];
@@ -562,7 +562,8 @@ fn devices_copy_from_each_other_and_wait_for_each_other() {
 #[test]
 fn an_event_of_another_kind_of_device_is_refused() {
     let gpu = builder().build();
-    let error = open(&gpu, StreamRole::All).wait(&Event::new(Arc::new(5))).expect_err("no stream has recorded this");
+    let error =
+        open(&gpu, StreamRole::All).wait(&DeviceEvent::new(Arc::new(5))).expect_err("no stream has recorded this");
     assert!(!error.is_lost() && error.code() == -1, "{error:?}");
     assert_eq!(gpu.counts().waits, 0);
 }
@@ -630,7 +631,7 @@ fn a_timeline_forgets_the_points_behind_complete_operations_and_no_others() {
     let gpu = builder().build();
     let (mut stream, timeline) = (open(&gpu, StreamRole::All), Timeline::default());
     for seq in [2, 4, 6] {
-        timeline.publish(Recorded { seq, event: stream.record().unwrap(), clock: [0; 4] });
+        timeline.publish(RecordedPoint { seq, event: stream.record().unwrap(), clock: [0; 4] });
     }
     for (complete, first) in [(1, Some(2)), (4, Some(6)), (5, Some(6)), (6, None)] {
         timeline.complete(complete);

@@ -17,7 +17,7 @@ fn waiting_in<R>(
 ) -> R {
     let goal = Some(Goal::Op { task: OP, held_back_by: None });
     let (is_outside, since) = (inside.is_empty(), Instant::now());
-    let (kind, awaits) = (Kind::Refusable, Awaits::Operation);
+    let (kind, awaits) = (WaiterKind::Refusable, Awaits::Operation);
     waiters.during(BlockingWait { engine: ENGINE, inside, is_outside, kind, awaits, goal, since, is_over }, f)
 }
 

@@ -23,7 +23,7 @@ fn pushed() -> What {
 }
 
 fn pushed_on(internal: bool, accesses: Vec<(VarId, AccessMode)>) -> What {
-    What::Pushed(Box::new(Pushed {
+    What::Pushed(Box::new(PushEvent {
         name: Name::EMPTY,
         location: Location::caller(),
         priority: 0,

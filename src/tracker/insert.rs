@@ -2,7 +2,7 @@
 
 use super::{
     access::{Access, Arity, WRITE_OK, grantable_at_link, linked, tagged},
-    op::{ONE, Op, OpRef, Rejection},
+    op_record::{ONE, Op, OpRef, Rejection},
     queue::VarQueue,
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 /// The result of [`push`].
 #[derive(Debug)]
 #[must_use]
-pub struct Pushed<T> {
+pub struct PushResult<T> {
     /// The operation, if it is ready. Otherwise, a later [`complete`](super::complete()) reports it as ready.
     pub ready: Option<OpRef<T>>,
     /// Whether one of the operation's variables was already deleted. If so, the operation must do nothing when it runs.
@@ -26,7 +26,7 @@ pub struct Pushed<T> {
 
 /// Appends `op` to the queues of all its variables in one atomic step.
 #[inline]
-pub fn push<T>(op: OpRef<T>) -> Pushed<T> {
+pub fn push<T>(op: OpRef<T>) -> PushResult<T> {
     let guard = epoch::pin();
     pause::at(Point::PushPinned);
     finish_push(op, 0, 0, &guard)
@@ -34,7 +34,7 @@ pub fn push<T>(op: OpRef<T>) -> Pushed<T> {
 
 /// [Pushes](push) an operation with one access. Compiled without the steps for several accesses.
 #[inline(always)]
-pub fn push_sole<T>(op: OpRef<T>) -> Pushed<T> {
+pub fn push_sole<T>(op: OpRef<T>) -> PushResult<T> {
     let guard = epoch::pin();
     pause::at(Point::PushPinned);
     let own: &Op<T> = &op;
@@ -42,7 +42,7 @@ pub fn push_sole<T>(op: OpRef<T>) -> Pushed<T> {
         Some(access) => {
             let (ready, rejected) = finish_sole_push(own, access, 0, 0, &guard);
             pause::at(Point::PushOver);
-            Pushed { ready: ready.then_some(op), rejected }
+            PushResult { ready: ready.then_some(op), rejected }
         }
         None => unreachable!("the operation has one access"),
     }
@@ -51,7 +51,7 @@ pub fn push_sole<T>(op: OpRef<T>) -> Pushed<T> {
 /// Pushes `op`. The calling thread has already inserted the first `inserted` accesses, of which `satisfied` are
 /// satisfied.
 #[inline]
-pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, satisfied: u32, guard: &Guard) -> Pushed<T> {
+pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, satisfied: u32, guard: &Guard) -> PushResult<T> {
     let own: &Op<T> = &op;
     let (ready, rejected) = match own.sole_access() {
         Some(access) => finish_sole_push(own, access, inserted, satisfied, guard),
@@ -59,7 +59,7 @@ pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, satisfied: u32, guar
     };
     pause::at(Point::PushOver);
     // If the operation is not ready, its accesses own it: the completion that satisfies the last one takes it over.
-    Pushed { ready: ready.then_some(op), rejected }
+    PushResult { ready: ready.then_some(op), rejected }
 }
 
 /// [Finishes](finish_push) the push of an operation with one access. Returns whether the operation is ready, and
@@ -254,7 +254,7 @@ impl<T> Stalled<T> {
     }
 
     /// Continues the push.
-    pub fn finish(self) -> Pushed<T> {
+    pub fn finish(self) -> PushResult<T> {
         if let Some(last) = self.op.accesses().last().filter(|_| !self.tail.is_null()) {
             let (tail, access) = (Shared::from(self.tail), Shared::from(std::ptr::from_ref(last)));
             let order = release(edge::swing::INSERTED);

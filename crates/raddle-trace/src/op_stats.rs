@@ -91,11 +91,11 @@ impl Times {
 }
 
 /// The key of operations counted together.
-type Key = (Name, Option<&'static Location<'static>>);
+type OpKey = (Name, Option<&'static Location<'static>>);
 
 /// Statistics of operations while they are being collected.
 #[derive(Debug, Default)]
-pub struct Collected(HashMap<Key, OpStats>);
+pub struct Collected(HashMap<OpKey, OpStats>);
 
 impl Collected {
     /// Adds an operation that has ended.
@@ -142,9 +142,9 @@ impl Collected {
 }
 
 /// A time, printed with three digits.
-struct Short(Duration);
+struct ThreeDigits(Duration);
 
-impl fmt::Display for Short {
+impl fmt::Display for ThreeDigits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nanos = self.0.as_nanos() as f64;
         let (value, unit) = match nanos {
@@ -194,13 +194,13 @@ impl fmt::Display for OpTable<'_> {
                 op.count,
                 op.failed,
                 op.skipped,
-                Short(op.ran.total()),
-                Short(op.ran.min()),
-                Short(op.ran.percentile(50.0)),
-                Short(op.ran.percentile(99.0)),
-                Short(op.ran.max()),
-                Short(op.queued.percentile(50.0)),
-                Short(op.queued.percentile(99.0)),
+                ThreeDigits(op.ran.total()),
+                ThreeDigits(op.ran.min()),
+                ThreeDigits(op.ran.percentile(50.0)),
+                ThreeDigits(op.ran.percentile(99.0)),
+                ThreeDigits(op.ran.max()),
+                ThreeDigits(op.queued.percentile(50.0)),
+                ThreeDigits(op.queued.percentile(99.0)),
             )?;
         }
         Ok(())
@@ -322,7 +322,7 @@ mod tests {
             (62_500_000_000, "62.5 s"),
             (3_600_000_000_000, "3600 s"),
         ] {
-            assert_eq!(Short(Duration::from_nanos(nanos)).to_string(), text);
+            assert_eq!(ThreeDigits(Duration::from_nanos(nanos)).to_string(), text);
         }
     }
 

@@ -65,7 +65,7 @@ use crate::{
     notify::{
         oneshot::Oneshot,
         pending::{PendingOps, Ticket},
-        waiters::{Awaits, Goal, Inside, IsOver, Kind, ListedWaiter, Nested, Ops, Situation, waiters},
+        waiters::{Awaits, Goal, Inside, IsOver, ListedWaiter, Nested, Ops, Situation, WaiterKind, waiters},
     },
     op::{frame, limits::Limits, task::Task},
     sync::atomic::AtomicPtr,
@@ -259,15 +259,15 @@ impl Looks {
 
 /// A step of a walk: a waiter and the index of the step that led to it. The first step is the walking thread's own
 /// waiter.
-struct Step {
+struct WalkStep {
     number: u64,
-    kind: Kind,
+    kind: WaiterKind,
     from: usize,
 }
 
 /// A wait with a time limit that a walk has reached.
 struct Timed {
-    step: Step,
+    step: WalkStep,
     /// The incomplete operations of the wait's thread.
     ops: Vec<NonNull<Op<Task>>>,
     inside: Inside,
@@ -280,7 +280,7 @@ struct Walk {
     only_closing: bool,
     /// The numbers of the other waits that the walk has reached.
     seen: HashSet<u64>,
-    steps: Vec<Step>,
+    steps: Vec<WalkStep>,
     /// Other waits with time limits that the walk has reached. The walk does not follow them yet.
     timed: Vec<Timed>,
     /// The step from which the walk returned to the walking thread's wait, and the awaited operation through which it
@@ -294,7 +294,7 @@ impl Walk {
     /// Begins a walk from what the calling thread is `inside` of.
     fn from(waiter: &ListedWaiter<'_>, only_closing: bool) -> Self {
         let inside = waiter.inside();
-        let own = Step { number: waiter.number(), kind: waiter.kind(), from: 0 };
+        let own = WalkStep { number: waiter.number(), kind: waiter.kind(), from: 0 };
         let mut walk = Self {
             own: waiter.number(),
             only_closing,
@@ -351,19 +351,19 @@ impl Walk {
                 return;
             }
             // A wait may be reached from each of the operations that it covers.
-            if *only_closing && kind != Kind::Closing || !seen.insert(number) {
+            if *only_closing && kind != WaiterKind::Closing || !seen.insert(number) {
                 return;
             }
             // SAFETY: (1): the caller is pinned. (2): each operation with depth 0 runs on the thread of a listed
             // waiter, so its function has not returned.
             let ops = unsafe { incomplete(&inside.ops) };
-            if kind == Kind::Timed {
-                let step = Step { number, kind, from };
+            if kind == WaiterKind::Timed {
+                let step = WalkStep { number, kind, from };
                 timed.push(Timed { step, ops: ops.collect(), inside: inside.clone() });
                 return;
             }
             let step = steps.len();
-            steps.push(Step { number, kind, from });
+            steps.push(WalkStep { number, kind, from });
             ahead.extend(ops.map(|op| (op, step)));
             todo.push((inside.clone(), step));
         });
@@ -407,7 +407,7 @@ impl Walk {
     }
 
     /// Returns the waiters on the path to `step`, except the walk's own.
-    fn way_to(&self, mut step: usize) -> impl Iterator<Item = &Step> {
+    fn way_to(&self, mut step: usize) -> impl Iterator<Item = &WalkStep> {
         std::iter::from_fn(move || {
             let at = &self.steps[step];
             (step != 0).then(|| {
@@ -432,26 +432,26 @@ pub(crate) fn find_cycle(waiter: &ListedWaiter<'_>, is_single: bool) -> Option<C
     let _pinned = epoch::pin();
     let mut walk = Walk::from(waiter, false);
     walk.run();
-    if walk.found.is_none() && waiter.kind() != Kind::Timed {
+    if walk.found.is_none() && waiter.kind() != WaiterKind::Timed {
         // A wait with a time limit must end the cycle.
         walk.follow_timed();
         if let Some((from, _)) = walk.found {
-            let is_timed = |step: &&Step| step.kind == Kind::Timed;
+            let is_timed = |step: &&WalkStep| step.kind == WaiterKind::Timed;
             waiters().ask(walk.way_to(from).filter(is_timed).map(|step| step.number));
         }
         return None;
     }
     let (from, op) = walk.found?;
-    let is_refusable = |step: &&Step| step.kind == Kind::Refusable;
-    let is_last = |step: &Step| step.number < waiter.number();
+    let is_refusable = |step: &&WalkStep| step.kind == WaiterKind::Refusable;
+    let is_last = |step: &WalkStep| step.number < waiter.number();
     let ends_it = match waiter.kind() {
         // Other walks do not follow a wait with a time limit, so this thread must end the cycle.
-        Kind::Timed => true,
-        Kind::Refusable => walk.way_to(from).filter(is_refusable).all(is_last),
-        Kind::Closing => walk.way_to(from).all(|step| step.kind == Kind::Closing && is_last(step)),
+        WaiterKind::Timed => true,
+        WaiterKind::Refusable => walk.way_to(from).filter(is_refusable).all(is_last),
+        WaiterKind::Closing => walk.way_to(from).all(|step| step.kind == WaiterKind::Closing && is_last(step)),
     };
     if !ends_it {
-        let last = |of: &dyn Fn(&&Step) -> bool| walk.way_to(from).filter(of).map(|step| step.number).max();
+        let last = |of: &dyn Fn(&&WalkStep) -> bool| walk.way_to(from).filter(of).map(|step| step.number).max();
         waiters().ask(last(&is_refusable).or_else(|| last(&|_| true)));
         return None;
     }
@@ -531,7 +531,8 @@ pub(super) fn refuse_cycle(
         return Ok(());
     }
     let awaits = if describe.is_some() { Awaits::Operation } else { Awaits::Group };
-    wait::sleep_listed(core, Kind::Refusable, awaits, Some(goal), Instant::now(), is_over, |waiter| {
+    let kind = WaiterKind::Refusable;
+    wait::sleep_listed(core, kind, awaits, Some(goal), Instant::now(), is_over, |waiter| {
         match waiter.and_then(|waiter| find_cycle(waiter, describe.is_some())) {
             Some(cycle) if !is_over() => Err(refusal(describe, cycle)),
             _ => Ok(()),
@@ -579,7 +580,7 @@ pub(super) fn leads_to(op: &OpRef<Task>, goal: &Goal<'_>) -> bool {
             return true;
         }
         waiters().each_for(Some(task), reaches, |_, kind, inside| {
-            if kind == Kind::Timed {
+            if kind == WaiterKind::Timed {
                 return;
             }
             // SAFETY: (1): this thread is pinned. (2): each operation with depth 0 runs on the thread of a listed

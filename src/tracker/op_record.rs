@@ -698,7 +698,7 @@ impl<T> OpRef<T> {
 
     /// If the caller is the operation's only holder, drops the task and makes `access`, the operation's only access,
     /// responsible for the record. Returns the record. The caller must
-    /// [complete](super::complete::complete_access) the access next, and [retire](retire_record) the record if that
+    /// [complete](super::propagate::complete_access) the access next, and [retire](retire_record) the record if that
     /// spends the access. Otherwise returns the operation, unchanged, as the error.
     ///
     /// # Safety

@@ -4,7 +4,7 @@ use std::{cell::Cell, ptr::NonNull};
 
 use super::{
     access::{Access, DONE, READ_OK, WRITE_OK, grantable_at_link, newly_grantable},
-    op::{self, Hold, Op, OpRef, ReadyList},
+    op_record::{self, Hold, Op, OpRef, ReadyList},
 };
 use crate::{
     memory::epoch::{self, Atomic, Shared},
@@ -62,7 +62,7 @@ pub fn end_with<T>(op: OpRef<T>, mut look: impl FnMut(&Access<T>), ready: &mut R
             pause::at(Point::CompleteBeforeAccess);
             if complete_access(access, ready) == Spent::Yes {
                 pause::at(Point::CompleteBeforeRetire);
-                op::retire_record(record);
+                op_record::retire_record(record);
             }
         }
         Err(op) => end_several(op, ready),

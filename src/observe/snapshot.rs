@@ -28,11 +28,11 @@ use crate::{
     trace::{
         OpId,
         dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind},
-        recorder::Recorded,
+        recorder::RecordedEngine,
     },
     tracker::{Op, Standing, Successors, each_marked},
     values::Name,
-    wait::deadlock::{self, keep_incomplete, ticket_in},
+    wait::cycles::{self, keep_incomplete, ticket_in},
 };
 
 /// Returns a dump of what is pending.
@@ -49,8 +49,7 @@ pub(crate) fn take(core: &Core) -> Dump {
     let (mut records, mut variables) = (Vec::new(), HashMap::new());
     // The sleeping threads are listed before the operations. Any operation that one of these threads still awaits
     // afterwards is therefore found to be pending.
-    let (mut threads, mut scopes) =
-        (waiters().of_engine(deadlock::engine(core)), waiters().scopes(deadlock::engine(core)));
+    let (mut threads, mut scopes) = (waiters().of_engine(cycles::engine(core)), waiters().scopes(cycles::engine(core)));
     let inside = threads.iter_mut().map(|thread| &mut thread.ops);
     for ops in inside.chain(scopes.iter_mut().map(|scope| &mut scope.around)) {
         // SAFETY: (1): this thread is pinned. (2): the functions of these operations had not returned when they
@@ -79,7 +78,7 @@ pub(crate) fn take(core: &Core) -> Dump {
             dump.ops[later].waits_for.push(earlier);
         }
     }
-    let members = Members::of(records);
+    let members = FoundOps::of(records);
     for (child, parent) in members.parents() {
         if let Some(parent) = by_record.get(&parent).map(|&parent| &mut dump.ops[parent]) {
             parent.waits_for.push(child);
@@ -94,7 +93,7 @@ pub(crate) fn take(core: &Core) -> Dump {
         }
     }
     let mut targets = HashMap::new();
-    waiters().each_goal(deadlock::engine(core), |number, is_inside, goal| {
+    waiters().each_goal(cycles::engine(core), |number, is_inside, goal| {
         let covered = |index: &usize| goal.covers(|pending| members.ticket_in(*index, pending));
         let found: Vec<usize> = match goal {
             Goal::Op { task, .. } => by_task.get(&task.as_ptr()).copied().into_iter().collect(),
@@ -184,7 +183,7 @@ pub(crate) fn lane_name(core: &Core, lane: u8) -> String {
     }
 }
 
-impl Recorded for Core {
+impl RecordedEngine for Core {
     fn each_pending(&self, found: &mut dyn FnMut(OpId)) {
         if self.is_forked() {
             return;
@@ -222,7 +221,7 @@ fn note_accesses(op: &Op<Task>, index: usize, variables: &mut Vec<PendingVar>, k
 }
 
 /// The operations found, and their groups.
-struct Members {
+struct FoundOps {
     records: Vec<NonNull<Op<Task>>>,
     by_count: HashMap<*const PendingOps, Vec<Member>>,
 }
@@ -236,7 +235,7 @@ struct Member {
     is_innermost: bool,
 }
 
-impl Members {
+impl FoundOps {
     /// Looks up the groups of the operations in `records`, whose marks were found after this thread was pinned. The
     /// result must not be used after the thread is unpinned.
     fn of(records: Vec<NonNull<Op<Task>>>) -> Self {

@@ -8,8 +8,8 @@
 //! |---|---|
 //! | blocked | the moment of a `Wait` |
 //! | ready | for `Timed`, a free engine; otherwise nothing |
-//! | started (`Timeline::started`) | the end of its time |
-//! | executing (`Timeline::executing`) | the thread that executes its effect, without the lock |
+//! | started (`CommandQueue::started`) | the end of its time |
+//! | executing (`CommandQueue::executing`) | the thread that executes its effect, without the lock |
 //!
 //! # Who may touch what
 //!
@@ -132,7 +132,7 @@ pub(super) enum Command {
 
 /// The calls that can be refused.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Call {
+pub(super) enum DeviceCall {
     Allocate,
     Copy,
     Launch,
@@ -152,17 +152,17 @@ struct Issued {
 }
 
 /// A command that keeps an engine busy.
-struct Started {
+struct StartedCommand {
     engine: usize,
     start: Duration,
     end: Duration,
 }
 
 /// One stream.
-struct Timeline {
+struct CommandQueue {
     role: StreamRole,
     commands: VecDeque<Issued>,
-    started: Option<Started>,
+    started: Option<StartedCommand>,
     executing: bool,
     /// When the last completed command ended.
     until: Duration,
@@ -178,13 +178,13 @@ const COPY_OUT: usize = 1;
 const COMPUTE: usize = 2;
 
 #[derive(Clone, Copy, Default)]
-struct Engine {
+struct DeviceEngine {
     free_at: Duration,
     usage: EngineUsage,
 }
 
 /// The state under the device's lock.
-pub(super) struct State {
+pub(super) struct DeviceState {
     clock: Clock,
     /// The time of a manual clock.
     manual: Duration,
@@ -192,8 +192,8 @@ pub(super) struct State {
     origin: std::time::Instant,
     /// The state of the random generator, if commands are picked at random.
     random: Option<u64>,
-    timelines: Vec<Timeline>,
-    engines: Vec<Engine>,
+    timelines: Vec<CommandQueue>,
+    engines: Vec<DeviceEngine>,
     issued: u64,
     /// The number of threads executing an effect.
     running: usize,
@@ -215,7 +215,7 @@ pub(super) struct State {
 
 /// A step that the device may take next.
 #[derive(Clone, Copy)]
-struct Step {
+struct DeviceStep {
     /// The time of the step.
     at: Duration,
     /// The index of the step's stream.
@@ -237,7 +237,7 @@ fn is_it(countdown: &mut u64) -> bool {
     it
 }
 
-impl State {
+impl DeviceState {
     pub(super) fn new(compute_engines: usize, clock: Clock, seed: Option<u64>) -> Self {
         Self {
             clock,
@@ -246,7 +246,7 @@ impl State {
             origin: std::time::Instant::now(),
             random: seed,
             timelines: Vec::new(),
-            engines: vec![Engine::default(); COMPUTE + compute_engines],
+            engines: vec![DeviceEngine::default(); COMPUTE + compute_engines],
             issued: 0,
             running: 0,
             #[cfg(test)]
@@ -305,7 +305,7 @@ impl State {
     pub(super) fn open(&mut self, role: StreamRole) -> Result<usize, DeviceError> {
         self.check()?;
         self.counts.streams += 1;
-        let timeline = Timeline {
+        let timeline = CommandQueue {
             role,
             commands: VecDeque::new(),
             started: None,
@@ -355,19 +355,19 @@ impl State {
     }
 
     /// Counts a call, or returns why it is refused.
-    pub(super) fn call(&mut self, call: Call) -> Result<(), DeviceError> {
+    pub(super) fn call(&mut self, call: DeviceCall) -> Result<(), DeviceError> {
         self.check()?;
         if is_it(&mut self.refuse_in) {
             self.refuse_in = u64::from(self.refuses_on);
             return Err(DeviceError::refused(801, format!("the simulated device refused a call ({call:?})")));
         }
         match call {
-            Call::Allocate => {}
-            Call::Copy => self.counts.copies += 1,
-            Call::Launch => self.counts.launches += 1,
-            Call::Mark => self.counts.marks += 1,
-            Call::Record => self.counts.records += 1,
-            Call::Wait => self.counts.waits += 1,
+            DeviceCall::Allocate => {}
+            DeviceCall::Copy => self.counts.copies += 1,
+            DeviceCall::Launch => self.counts.launches += 1,
+            DeviceCall::Mark => self.counts.marks += 1,
+            DeviceCall::Record => self.counts.records += 1,
+            DeviceCall::Wait => self.counts.waits += 1,
         }
         Ok(())
     }
@@ -414,7 +414,7 @@ impl State {
     }
 
     /// Returns the next possible step of a stream.
-    fn step_of(&self, index: usize, now: Duration) -> Option<Step> {
+    fn step_of(&self, index: usize, now: Duration) -> Option<DeviceStep> {
         let timeline = &self.timelines[index];
         if timeline.executing {
             return None;
@@ -422,14 +422,14 @@ impl State {
         let first = timeline.commands.front()?;
         let rank = (timeline.role != StreamRole::Urgent, first.number);
         if let Some(started) = &timeline.started {
-            return Some(Step { at: started.end, index, rank, engine: None });
+            return Some(DeviceStep { at: started.end, index, rank, engine: None });
         }
         let at = timeline.until.max(first.earliest);
         match &first.command {
             // The clock of the device that recorded the event may be ahead, but an event that has happened cannot be
             // later than now.
-            Command::Wait(moment) => Some(Step { at: at.max(moment.at()?.min(now)), index, rank, engine: None }),
-            Command::Record(_) | Command::Mark(_) => Some(Step { at, index, rank, engine: None }),
+            Command::Wait(moment) => Some(DeviceStep { at: at.max(moment.at()?.min(now)), index, rank, engine: None }),
+            Command::Record(_) | Command::Mark(_) => Some(DeviceStep { at, index, rank, engine: None }),
             Command::Timed { work, .. } => {
                 let engines = match work {
                     Work::Copy { out: false, .. } => COPY_IN..COPY_IN + 1,
@@ -438,19 +438,19 @@ impl State {
                 };
                 let engine = engines.min_by_key(|&engine| self.engines[engine].free_at)?;
                 let at = at.max(self.engines[engine].free_at).max(self.not_before);
-                Some(Step { at, index, rank, engine: Some(engine) })
+                Some(DeviceStep { at, index, rank, engine: Some(engine) })
             }
         }
     }
 
     /// Returns the device's next step, among those possible by now.
-    fn next_step(&mut self) -> Option<Step> {
+    fn next_step(&mut self) -> Option<DeviceStep> {
         if self.stalled {
             return None;
         }
         let now = self.now();
         let steps = (0..self.timelines.len()).filter_map(|index| self.step_of(index, now));
-        let steps: SmallVec<[Step; 8]> = steps.filter(|step| step.at <= now).collect();
+        let steps: SmallVec<[DeviceStep; 8]> = steps.filter(|step| step.at <= now).collect();
         if steps.is_empty() {
             return None;
         }
@@ -463,7 +463,7 @@ impl State {
     }
 
     /// Takes a step. Returns the effect to execute without the lock, and whether it must fail.
-    fn take(&mut self, step: Step) -> Option<(Work, bool)> {
+    fn take(&mut self, step: DeviceStep) -> Option<(Work, bool)> {
         let timeline = &mut self.timelines[step.index];
         if let Some(engine) = step.engine {
             let Some(Command::Timed { duration, .. }) = timeline.commands.front().map(|first| &first.command) else {
@@ -471,7 +471,7 @@ impl State {
             };
             let duration = if self.clock == Clock::Instantly { Duration::ZERO } else { *duration };
             let end = step.at.saturating_add(duration);
-            timeline.started = Some(Started { engine, start: step.at, end });
+            timeline.started = Some(StartedCommand { engine, start: step.at, end });
             self.engines[engine].free_at = end;
             return None;
         }
@@ -496,7 +496,7 @@ impl State {
         let timeline = &mut self.timelines[index];
         timeline.executing = false;
         // If the device has been lost in the meantime, the command does not count as done.
-        if let Some(Started { engine, start, end }) = timeline.started.take() {
+        if let Some(StartedCommand { engine, start, end }) = timeline.started.take() {
             self.counts.bytes_copied += bytes;
             let usage = &mut self.engines[engine].usage;
             usage.commands += 1;
@@ -512,10 +512,10 @@ impl State {
 /// A lost device's error is returned only once no thread is executing an effect, since a caller that receives the error
 /// may free memory used by effects.
 pub(super) fn work<'m>(
-    device: &'m Mutex<State>,
-    mut state: MutexGuard<'m, State>,
+    device: &'m Mutex<DeviceState>,
+    mut state: MutexGuard<'m, DeviceState>,
     idle: &Condvar,
-) -> Result<MutexGuard<'m, State>, DeviceError> {
+) -> Result<MutexGuard<'m, DeviceState>, DeviceError> {
     loop {
         if state.lost.is_some() {
             return quiet(state, idle);
@@ -547,9 +547,9 @@ pub(super) fn work<'m>(
 
 /// Waits until no thread is executing an effect. Returns the device's error if it is lost.
 pub(super) fn quiet<'m>(
-    mut state: MutexGuard<'m, State>,
+    mut state: MutexGuard<'m, DeviceState>,
     idle: &Condvar,
-) -> Result<MutexGuard<'m, State>, DeviceError> {
+) -> Result<MutexGuard<'m, DeviceState>, DeviceError> {
     while state.running > 0 {
         #[cfg(test)]
         (state.waiters += 1);

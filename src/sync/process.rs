@@ -7,7 +7,7 @@
 //! not take its parent's locks.
 //!
 //! A [`ProcessMark`] records which process made a value. A [`PerProcess`] holds a value that each process makes for
-//! itself. A fork is detected because `crate::engine::fork` arranges for the child to call [`begin`] before anything
+//! itself. A fork is detected because `crate::engine::fork` arranges for the child to call [`begin_child`] before anything
 //! else; a `clone` or `vfork` that skips this call is not detected.
 
 use crate::sync::edge::{self, acquire, release};
@@ -18,7 +18,7 @@ static FORKS: AtomicUsize = AtomicUsize::new(0);
 
 /// Records that this process is a forked child. Must be called once in the child, while it has one thread.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
-pub(crate) fn begin() {
+pub(crate) fn begin_child() {
     // Relaxed: there is no other thread.
     FORKS.fetch_add(1, Relaxed);
 }
