@@ -137,9 +137,9 @@ impl OpContext<'_> {
     /// # }
     /// ```
     ///
-    /// A push through the builder is refused with [`NoAccess::NotHeld`] if this operation does not hold one of the
-    /// child's variables, or only reads one that the child mutates. It is refused with [`Misfit::NotAParent`] if this
-    /// operation was pushed without `with_children`.
+    /// A push through the builder is refused with [`NoAccess::NotHeld`](crate::error::NoAccess::NotHeld) if this
+    /// operation does not hold one of the child's variables, or only reads one that the child mutates. It is refused
+    /// with [`Misfit::NotAParent`] if this operation was pushed without `with_children`.
     pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
         OpBuilder::child(self.frame().engine(), name.into(), Family::of(self.frame()))
     }

@@ -955,7 +955,7 @@ fn in_a_child_many_waits_share_a_small_part_of_a_core() {
             thread::sleep(Duration::from_secs(2));
             let share = (0..3).map(|_| common::share_of_a_core()).fold(f64::INFINITY, f64::min);
             println!("the {kind} engine uses {:.0} % of a core", 100.0 * share);
-            assert!(share <= 0.2, "the waits use {:.0} % of a core", 100.0 * share);
+            assert!(share <= 0.3, "the waits use {:.0} % of a core", 100.0 * share);
             drop(gate);
             engine.wait_for_all().unwrap();
         });
