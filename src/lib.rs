@@ -192,8 +192,9 @@ pub mod internals {
         memory::{
             epoch::{Flavour, pin},
             free_list::{BatchStack, Node},
+            marks::mark,
             records::PooledRecord,
-            registry::{Registry, mark},
+            slabs::Slabs,
         },
         notify::{
             async_state::AsyncState,
@@ -211,7 +212,7 @@ pub mod internals {
         scheduler::{
             DEFAULT_BAND, Injector, Lane, LaneOptions, Loans, ParkKind, SearchState, Sleep, Stay, Worker, band_of,
         },
-        sync::edge,
+        sync::{arrivals::Arrivals, edge},
         threads::{Aside, Laid, SpareThreads, Stopped},
         tracker::{
             Hold, Mode, Op, OpRef, PushResult, ReadyList, Stalled, Successors, VarQueue, complete, end, followers,

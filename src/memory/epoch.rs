@@ -414,7 +414,12 @@ mod model {
 
         /// Asserts that the record has not been reclaimed so far in this interleaving.
         pub(crate) fn assert_alive(&self) {
-            assert!(!self.is_dead.get(), "use after reclamation");
+            assert!(!self.is_dead(), "use after reclamation");
+        }
+
+        /// Returns whether the record has been reclaimed so far in this interleaving.
+        pub(crate) fn is_dead(&self) -> bool {
+            self.is_dead.get()
         }
 
         /// Returns a closure that marks the record as reclaimed and keeps `free` for the end of the interleaving.

@@ -1,7 +1,8 @@
-//! Memory for operations: epochs, the record pool with its caches and batches, and the registry of records.
+//! Memory for operations: epochs, the record pool with its caches and batches, the slabs in which records lie, and their marks.
 
 pub(crate) mod epoch;
 pub(crate) mod free_list;
+pub(crate) mod marks;
 pub(crate) mod pool;
 pub(crate) mod records;
-pub(crate) mod registry;
+pub(crate) mod slabs;

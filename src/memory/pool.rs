@@ -1,25 +1,29 @@
 //! The pool from which records are allocated and to which they are retired.
 //!
 //! Each thread keeps some free records and a batch of retired ones. A full batch waits for the epoch as a unit, and is
-//! then pushed onto a stack from which all threads take batches. A record that owns a further allocation is freed
-//! instead of reused. So a steady load of operations whose records own none allocates no records, even if one thread
-//! pushes and another retires. `records.rs` contains the caches and the batches; `free_list.rs` contains the stack.
-//! A forked child begins without free records: its registry does not contain its parent's records, so operations in
-//! them could not be found. The parent's free records are lost to the child, as are the records that the parent's
-//! threads have cached or retired.
+//! then pushed onto a stack from which all threads take batches. So a steady load of operations allocates no records,
+//! even if one thread pushes and another retires. Records lie in slabs, from which they are taken if there is no batch,
+//! and to which surplus ones are given back, as are those that own a further allocation. `records.rs` contains the
+//! caches and the batches; `free_list.rs`, the stack; `slabs.rs`, the slabs; and `marks.rs`, the way to find records in
+//! use.
+//!
+//! A forked child begins without slabs and free records. The parent's free records are lost to the child, as are the
+//! records that the parent's threads have cached or retired.
 //!
 //! In models, every operation's record is newly allocated, and is marked when it is reclaimed, so models detect any
-//! later use. The reuse of records has models of its own. Under the cfg `raddle_unpooled`, each record is allocated on
-//! the heap and freed. Heap checkers then find uses of freed records, and leaks of objects to which the bytes of a
+//! later use. The reuse of records has models of its own. Under the cfg `raddle_unpooled`, each record is a slab of its
+//! own and is not reused. Heap checkers then find uses of freed records, and leaks of objects to which the bytes of a
 //! pooled record would still point.
 
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
+#[cfg(any(raddle_loom, raddle_shuttle, raddle_unpooled))]
+use std::ptr::null_mut;
 
 use super::epoch;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 use super::epoch::Stamp;
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-use super::{records, registry};
+use super::records;
 
 /// A type whose values live in the pool.
 ///
@@ -47,17 +51,12 @@ pub(crate) unsafe trait Record: Sized {
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline(always)]
 pub(crate) fn allocate<R: Record>() -> (NonNull<R>, *mut R) {
-    if fits::<R>() {
-        let records::Taken { record, later } = records::take();
-        (record.cast(), later.cast())
-    } else {
-        // SAFETY: the size of a record is above zero.
-        let record = unsafe { raw(std::alloc::Layout::new::<R>()) };
-        // SAFETY: the record begins with the pool's word, and no other thread knows the record.
-        unsafe { record.cast().write(PoolWord::default()) };
-        registry::add(record);
-        (record.cast(), null_mut())
-    }
+    const { assert!(fits::<R>(), "the type must fit into a record") }
+    #[cfg(not(raddle_unpooled))]
+    let records::Taken { record, later } = records::take();
+    #[cfg(raddle_unpooled)]
+    let (record, later) = (records::slabs().add().into_first(), null_mut::<R>());
+    (record.cast(), later.cast())
 }
 
 /// Reclaims `record` once no pinned thread can use it.
@@ -65,7 +64,7 @@ pub(crate) fn allocate<R: Record>() -> (NonNull<R>, *mut R) {
 pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     // SAFETY: only pinned threads still use the record, and they change only the atomics in front of the task.
     if unsafe { record.as_ref() }.owns_memory() {
-        retire_to_heap(record);
+        retire_to_slab(record);
     } else {
         retire_inline(record);
     }
@@ -75,35 +74,33 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline]
 pub(crate) fn retire_inline<R: Record>(record: NonNull<R>) {
-    if fits::<R>() {
-        records::put_back(record.cast());
+    if cfg!(raddle_unpooled) {
+        retire_to_slab(record);
     } else {
-        retire_to_heap(record);
+        records::put_back(record.cast());
     }
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-fn retire_to_heap<R: Record>(record: NonNull<R>) {
+fn retire_to_slab<R: Record>(record: NonNull<R>) {
     let guard = epoch::pin();
     let reclaim = move || {
         // SAFETY: the epoch has passed, so the record is no longer used.
         unsafe { R::free_owned(record) };
-        if fits::<R>() {
-            records::free(record.cast());
-        } else {
-            registry::remove(record.cast());
-            // SAFETY: `allocate` allocated it with this layout.
-            unsafe { std::alloc::dealloc(record.as_ptr().cast(), std::alloc::Layout::new::<R>()) };
-        }
+        records::give_back(record.cast());
     };
     // SAFETY: (1) and (2): from now on, the closure owns the record, which is plain memory.
     unsafe { guard.retire(reclaim) };
 }
 
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) use records::{are_many_free, free_some};
+
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn allocate<R: Record>() -> (NonNull<R>, *mut R) {
     // SAFETY: the size of a record is above zero.
-    (unsafe { raw(std::alloc::Layout::new::<R>()) }.cast(), null_mut())
+    let memory = unsafe { std::alloc::alloc(std::alloc::Layout::new::<R>()) };
+    (NonNull::new(memory.cast()).expect("there should be memory"), null_mut())
 }
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
@@ -130,21 +127,11 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     unsafe { epoch::pin().retire(reclaim) };
 }
 
-/// Allocates memory on the heap.
-///
-/// # Safety
-/// 1. The size of `layout` is above zero.
-pub(super) unsafe fn raw(layout: std::alloc::Layout) -> NonNull<u8> {
-    // SAFETY: (1): `alloc` requires a size above zero.
-    let memory = unsafe { std::alloc::alloc(layout) };
-    NonNull::new(memory).unwrap_or_else(|| std::alloc::handle_alloc_error(layout))
-}
-
 /// The first word of a record, which is reserved for the pool.
 pub(crate) type PoolWord = std::sync::atomic::AtomicPtr<()>;
 
-/// Returns whether records of this type are pooled.
+/// Returns whether a value of this type fits into a record.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) const fn fits<R: Record>() -> bool {
-    !cfg!(raddle_unpooled) && size_of::<R>() <= records::SIZE && align_of::<R>() <= records::ALIGN
+    size_of::<R>() <= records::SIZE && align_of::<R>() <= records::ALIGN
 }

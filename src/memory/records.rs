@@ -4,7 +4,9 @@
 //!
 //! 1. *In use*, from [`take`] to [`put_back`].
 //! 2. *Retired*: on a list of retired records. Pinned threads may still use the record until the epoch has passed.
-//! 3. *Free*: on a list whose epoch has passed, or itself the memory of a list.
+//! 3. *Free*: on a list whose epoch has passed, or itself the memory of a list, or in a thread's chain.
+//! 4. *Spare*: in its slab (`slabs.rs`), from which records are taken if no batch is left, and to which those beyond a
+//!    number of batches are given back.
 //!
 //! A batch is a full list of records. The list itself is stored in a record that was free when the list was begun, so
 //! batches need no memory of their own, and no retired record is written to. (Bonwick and Adams call such lists
@@ -14,9 +16,9 @@
 //!
 //! * The slots of a list: the thread that fills it, then the closure that owns the retired list, then the thread that
 //!   empties it.
-//! * The first word of a record: see `registry.rs`. In a list on the stack, it belongs to the stack; in a popped list,
-//!   it is null. It is an atomic pointer at all times, because a slow pop may still read it when the record is in use
-//!   again.
+//! * The first word of a record: see `marks.rs`. In a list on the stack, it belongs to the stack; in a popped list, it
+//!   is null; in a chain, it is the address of the next record. It is an atomic pointer at all times, because a slow pop
+//!   may still read it when the record is in use again.
 //! * A [`Cache`]: its thread.
 //!
 //! The only edges are those of the stack (`free_list.rs`) and of the epoch. Threads share only the stack and a count of
@@ -34,11 +36,14 @@ use std::{
 #[cfg(any(raddle_loom, raddle_shuttle))]
 use super::epoch::Stamp;
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-use super::registry;
+use super::slabs::Slabs;
 use super::{
     epoch,
     free_list::{BatchStack, Node},
+    slabs::Chain,
 };
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+use crate::sync::process::PerProcess;
 use crate::sync::{
     Ordering::Relaxed,
     atomic::{AtomicPtr, AtomicUsize},
@@ -66,8 +71,14 @@ const _: () = assert!(
     "there must be at most one allocation in a thousand operations"
 );
 
-/// The maximum number of batches kept for reuse; further ones are freed. Not tuned: 64 Ki records, or 20 MiB.
+/// The maximum number of batches kept for reuse; the records of further ones are given back to their slabs. Not tuned:
+/// 64 Ki records, or 20 MiB.
 const KEEP: usize = (1 << 16) / (CAPACITY + 1);
+
+/// The number of batches that a process keeps while it is idle: enough for some thousand operations to start without
+/// a visit to the slabs.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+const KEEP_IDLE: usize = 32;
 
 /// How many records ahead a thread prefetches those that it will use: enough for lines that come from another core.
 /// Measured with pushes while the cores were far from each other.
@@ -144,13 +155,8 @@ impl RecordList {
 
 impl Node for RecordList {
     unsafe fn next<'n>(list: NonNull<Self>) -> &'n AtomicPtr<Self> {
-        #[cfg(any(raddle_loom, raddle_shuttle))]
-        // SAFETY: the memory of a record is kept until the interleaving ends.
-        unsafe { list.as_ref() }.stamp.assert_alive();
-        // SAFETY: by (1) the record is not freed; only an address is computed.
-        let word = unsafe { &raw const (*list.as_ptr()).next };
-        // SAFETY: the first word of a record is initialised by `new` and used only as an atomic pointer.
-        unsafe { &*word }
+        // SAFETY: (1).
+        unsafe { word(list) }
     }
 }
 
@@ -164,6 +170,8 @@ struct Cache {
     retired: Cell<*mut RecordList>,
     /// The number of records on `retired`, or `CAPACITY` if there is no list.
     retired_len: Cell<usize>,
+    /// The first record of a chain of free records, or null.
+    chain: Cell<*mut RecordList>,
     /// The number of batches in the thread's crossbeam-epoch bag.
     bag_len: Cell<usize>,
 }
@@ -175,6 +183,7 @@ impl Cache {
             free_len: Cell::new(0),
             retired: Cell::new(null_mut()),
             retired_len: Cell::new(CAPACITY),
+            chain: Cell::new(null_mut()),
             bag_len: Cell::new(0),
         }
     }
@@ -237,22 +246,38 @@ impl Cache {
         Some((full, if self.bag_len.get() == 0 { Flush::Yes } else { Flush::No }))
     }
 
-    /// Empties the cache. Returns its lists, and how many records they have.
-    fn clear(&self) -> [(*mut RecordList, usize); 2] {
-        self.bag_len.set(0);
-        [
-            (self.free.replace(null_mut()), self.free_len.replace(0)),
-            (self.retired.replace(null_mut()), self.retired_len.replace(CAPACITY)),
-        ]
+    /// Takes the chain, if there is one.
+    fn take_chain(&self) -> Option<Chain> {
+        let first = NonNull::new(self.chain.replace(null_mut()))?;
+        // SAFETY: the thread owns the chain.
+        Some(unsafe { Chain::from_first(first) })
     }
 
-    /// Frees all records in the cache of a thread that is ending, once the epoch has passed.
+    /// Keeps `chain`. The cache must not already have one.
+    fn keep_chain(&self, chain: Chain) {
+        let before = self.chain.replace(chain.into_first().as_ptr());
+        debug_assert!(before.is_null(), "a retired closure has taken a chain");
+    }
+
+    /// Empties the cache. Returns its lists, with the number of their records, and its chain.
+    fn clear(&self) -> ([(*mut RecordList, usize); 2], Option<Chain>) {
+        self.bag_len.set(0);
+        let lists = [
+            (self.free.replace(null_mut()), self.free_len.replace(0)),
+            (self.retired.replace(null_mut()), self.retired_len.replace(CAPACITY)),
+        ];
+        (lists, self.take_chain())
+    }
+
+    /// Gives back all records in the cache of a thread that is ending, those on lists once the epoch has passed.
     fn end(&self) {
-        for (list, len) in self.clear() {
+        let (lists, chain) = self.clear();
+        for (list, len) in lists {
             if let Some(list) = NonNull::new(list) {
-                free_later(list, len);
+                give_back_later(list, len);
             }
         }
+        give_back_chain(chain);
     }
 }
 
@@ -328,32 +353,53 @@ fn prefetch(record: Record) {
     }
 }
 
-/// Allocates a record on the heap.
+/// The slabs that this process has allocated. A forked child begins without slabs: its parent's threads may have been
+/// changing the list of slabs.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-fn new() -> Record {
-    // SAFETY: the size is above zero.
-    let record = unsafe { super::pool::raw(LAYOUT) };
-    // SAFETY: the record is large and aligned enough for the word, and no other thread knows it.
-    unsafe { record.cast::<AtomicPtr<RecordList>>().write(AtomicPtr::new(null_mut())) };
-    registry::add(record);
-    record.cast()
+static SLABS: PerProcess<Slabs> = PerProcess::new();
+
+/// Returns this process's slabs.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(super) fn slabs() -> &'static Slabs {
+    SLABS.get(Default::default)
 }
 
+/// Initialises the first word of a record of a new slab.
+///
+/// # Safety
+/// 1. The memory is that of a record, and no other thread knows it.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const LAYOUT: std::alloc::Layout = match std::alloc::Layout::from_size_align(SIZE, ALIGN) {
-    Ok(layout) => layout,
-    Err(_) => panic!("the layout of a record must be valid"),
-};
-
-/// Frees a record, which the caller owns.
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(super) fn free(record: Record) {
-    registry::remove(record.cast());
-    // SAFETY: every record came from `new`, and its owner no longer uses it.
-    unsafe { std::alloc::dealloc(record.as_ptr().cast(), LAYOUT) };
+pub(super) unsafe fn begin(record: Record, next: *mut RecordList) {
+    // SAFETY: (1): a record is large and aligned enough for the word.
+    unsafe { record.cast().write(AtomicPtr::new(next)) };
 }
 
-/// Takes a free record from the thread's cache, from the stack of batches, or from the heap.
+/// Returns the first word of a record.
+///
+/// # Safety
+/// 1. The record is not freed while the reference is used.
+pub(super) unsafe fn word<'r>(record: Record) -> &'r AtomicPtr<RecordList> {
+    #[cfg(any(raddle_loom, raddle_shuttle))]
+    // SAFETY: the memory of a record is kept until the interleaving ends.
+    unsafe { record.as_ref() }.stamp.assert_alive();
+    // SAFETY: the first word of a record is always an atomic pointer, and by (1) the record is not freed.
+    unsafe { record.cast().as_ref() }
+}
+
+/// Takes records that no thread has.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+fn take_chain() -> Chain {
+    slabs().take()
+}
+
+/// Gives back a record, which the caller owns and no pinned thread uses.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(super) fn give_back(record: Record) {
+    // SAFETY: the record came from the slabs of this process or of an ancestor, and the caller owns it.
+    unsafe { slabs().give_back(record) };
+}
+
+/// Takes a free record from the thread's cache, from the stack of batches, or from a slab.
 #[inline(always)]
 pub(super) fn take() -> Taken {
     CACHE.with(Cache::take).unwrap_or_else(refill)
@@ -364,7 +410,7 @@ fn refill() -> Taken {
     // The pop pins the thread, and a pin may run retired closures. No such closure adds to the cache, so the cache is
     // still empty afterwards.
     let Some(list) = DEPOT.batches.pop() else {
-        return Taken { record: new(), later: null_mut() };
+        return take_from_slab();
     };
     // Relaxed: only an approximate bound on memory.
     DEPOT.kept.fetch_sub(1, Relaxed);
@@ -382,9 +428,46 @@ fn refill() -> Taken {
     if may_keep() {
         CACHE.with(|cache| cache.open(list, left));
     } else {
-        free_later(list, left);
+        give_back_later(list, left);
     }
     Taken { record, later: null_mut() }
+}
+
+/// Takes a record of the thread's chain, or of a new one, and puts the next ones on a list.
+fn take_from_slab() -> Taken {
+    let (record, mut rest) = CACHE.with(Cache::take_chain).unwrap_or_else(take_chain).split();
+    let mut next = || {
+        let (record, others) = rest.take()?.split();
+        rest = others;
+        Some(record)
+    };
+    // Whatever the closures of a pin retire, none opens a list or keeps a chain.
+    if may_keep()
+        && let Some(list) = next()
+    {
+        let mut records = [list; CAPACITY];
+        let len = records.iter_mut().zip(std::iter::from_fn(next)).map(|(place, record)| *place = record).count();
+        for (at, &record) in records[..len].iter().rev().enumerate() {
+            // SAFETY: the thread owns the list, and `at` is below `CAPACITY`.
+            unsafe { RecordList::set(list, at, record) };
+        }
+        CACHE.with(|cache| {
+            cache.open(list, len);
+            rest.into_iter().for_each(|rest| cache.keep_chain(rest));
+        });
+    } else {
+        give_back_chain(rest);
+    }
+    Taken { record, later: null_mut() }
+}
+
+/// Gives back the records of a chain.
+fn give_back_chain(mut chain: Option<Chain>) {
+    while let Some(some) = chain {
+        let (record, rest) = some.split();
+        give_back(record);
+        chain = rest;
+    }
 }
 
 /// Makes `record`, owned by the caller, available for reuse once no pinned thread can use it.
@@ -428,38 +511,62 @@ fn retire(full: Record, flush: &Flush) {
 #[cold]
 fn retire_late(record: Record) {
     // SAFETY: the closure owns the record, which is plain memory.
-    unsafe { epoch::pin().retire(move || free(record)) };
+    unsafe { epoch::pin().retire(move || give_back(record)) };
 }
 
-/// Pushes a full list onto the stack, or frees it if the stack has enough lists. The caller owns the list, whose epoch
+/// Pushes a full list onto the stack, or gives its records back if the stack has enough lists. The caller owns the list, whose epoch
 /// has passed.
 fn keep(full: Record) {
     // Relaxed: only an approximate bound on memory.
     if DEPOT.kept.fetch_add(1, Relaxed) >= KEEP {
         DEPOT.kept.fetch_sub(1, Relaxed);
-        return free_all(full, CAPACITY);
+        return give_back_all(full, CAPACITY);
     }
     // SAFETY: the caller owns the list, whose epoch has passed, and records are not freed while they are on the stack.
     unsafe { DEPOT.batches.push(full) };
 }
 
-/// Frees `list`, which the caller owns, and its first `len` records once the epoch has passed. Until then, pinned
-/// threads may still use the records, and a slow pop may read the list's first word.
-fn free_later(list: Record, len: usize) {
-    // SAFETY: the closure owns the list and its records, which are plain memory.
-    unsafe { epoch::pin().retire(move || free_all(list, len)) };
+/// Returns whether the process keeps more free records than an idle one should.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) fn are_many_free() -> bool {
+    // Relaxed: only an approximate number.
+    DEPOT.kept.load(Relaxed) > KEEP_IDLE
 }
 
-/// Frees `list`, which the caller owns, and its first `len` records.
-fn free_all(list: Record, len: usize) {
+/// Gives back some free records, if there are [many](are_many_free), or else frees all spare slabs. Returns whether
+/// there may be more to do. The first calls also make retired records free, if the epoch permits.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) fn free_some() -> bool {
+    epoch::pin().flush();
+    let batch = are_many_free().then(|| DEPOT.batches.pop()).flatten();
+    let Some(list) = batch else {
+        slabs().free_all_spare();
+        return false;
+    };
+    // Relaxed: only an approximate bound on memory.
+    DEPOT.kept.fetch_sub(1, Relaxed);
+    // A slow pop may read the list's first word.
+    give_back_later(list, CAPACITY);
+    true
+}
+
+/// Gives back `list`, which the caller owns, and its first `len` records once the epoch has passed. Until then, pinned
+/// threads may still use the records, and a slow pop may read the list's first word.
+fn give_back_later(list: Record, len: usize) {
+    // SAFETY: the closure owns the list and its records, which are plain memory.
+    unsafe { epoch::pin().retire(move || give_back_all(list, len)) };
+}
+
+/// Gives back `list`, which the caller owns, and its first `len` records.
+fn give_back_all(list: Record, len: usize) {
     for at in 0..len {
         // SAFETY: the caller owns the list, whose first `len` slots are set.
-        free(unsafe { RecordList::get(list, at) });
+        give_back(unsafe { RecordList::get(list, at) });
     }
-    free(list);
+    give_back(list);
 }
 
-/// Forgets, in a forked child, the parent's free records, which are not in the child's [`registry`]. The parent's
+/// Forgets, in a forked child, the parent's free records, which are not in the child's [`slabs`]. The parent's
 /// threads cannot have left the stack half changed, since every change of the stack is a single step.
 #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -473,6 +580,9 @@ pub(crate) fn leave() {
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use model::PooledRecord;
 
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub(super) use model::{begin, end_model};
+
 /// Uses the depot for the first time before a model's threads run: see `Flavour::begin`.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(super) fn begin_model() {
@@ -484,18 +594,45 @@ pub(super) fn begin_model() {
 mod model {
     use super::*;
 
-    pub(super) fn new() -> Record {
-        let list = RecordList {
-            next: AtomicPtr::new(null_mut()),
+    fn new(next: *mut RecordList) -> RecordList {
+        RecordList {
+            next: AtomicPtr::new(next),
             slots: std::array::from_fn(|_| UnsafeCell::new(MaybeUninit::uninit())),
             contents: UnsafeCell::new(0),
             stamp: Stamp::new(),
-        };
-        NonNull::from(Box::leak(Box::new(list)))
+        }
+    }
+
+    /// Initialises a record of a new slab.
+    ///
+    /// # Safety
+    /// 1. The memory is that of a record, and no other thread knows it.
+    pub(in crate::memory) unsafe fn begin(record: Record, next: *mut RecordList) {
+        // SAFETY: (1).
+        unsafe { record.write(new(next)) };
+    }
+
+    /// Marks the records of a slab as freed, but calls `free` only when the interleaving ends.
+    pub(in crate::memory) fn end_model(records: impl Iterator<Item = Record>, free: impl FnOnce() + 'static) {
+        let mut free: Option<Box<dyn FnOnce()>> = Some(Box::new(free));
+        for record in records {
+            // SAFETY: the memory of a record is kept until the interleaving ends.
+            let record = unsafe { record.as_ref() };
+            // Nothing may use the record's contents any more.
+            record.contents.with_mut(|_| ());
+            record.stamp.kill(free.take().unwrap_or_else(|| Box::new(|| ())));
+        }
+    }
+
+    /// Takes a record from the heap instead of a slab: slabs have models of their own.
+    pub(super) fn take_chain() -> Chain {
+        let record = NonNull::from(Box::leak(Box::new(new(null_mut()))));
+        // SAFETY: the record is new.
+        unsafe { Chain::from_first(record) }
     }
 
     /// Marks a record as freed, but keeps its memory until the interleaving ends.
-    pub(super) fn free(record: Record) {
+    pub(super) fn give_back(record: Record) {
         // SAFETY: the closure runs when the interleaving is over, so no thread uses the record any more.
         let dealloc = move || drop(unsafe { Box::from_raw(record.as_ptr()) });
         // SAFETY: the record's memory is kept until the interleaving is over.
@@ -504,7 +641,7 @@ mod model {
 
     /// A record in use.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct PooledRecord(Record);
+    pub struct PooledRecord(pub(in crate::memory) Record);
 
     // SAFETY: loom and shuttle run every thread of a model on one OS thread.
     unsafe impl Send for PooledRecord {}
@@ -551,6 +688,20 @@ mod model {
             self.0.as_ptr().cast()
         }
 
+        /// Returns the record at `pointer`.
+        ///
+        /// # Panics
+        /// If the pointer is null.
+        pub fn from_ptr(pointer: *mut ()) -> Self {
+            Self(NonNull::new(pointer.cast()).expect("the address of a record is not null"))
+        }
+
+        /// Returns whether the record has been freed.
+        pub fn is_freed(self) -> bool {
+            // SAFETY: the memory of a record is kept until the interleaving ends.
+            unsafe { self.0.as_ref() }.stamp.is_dead()
+        }
+
         /// Ends the thread's cache, as the end of the thread does.
         pub fn end_thread() {
             CACHE.with(Cache::end);
@@ -558,4 +709,4 @@ mod model {
     }
 }
 #[cfg(any(raddle_loom, raddle_shuttle))]
-use model::{free, new};
+use model::{give_back, take_chain};

@@ -131,7 +131,7 @@ pub(crate) struct Task {
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!(
-    size_of::<Task>() == 160 && (cfg!(raddle_unpooled) || crate::memory::pool::fits::<Op<Task>>()),
+    size_of::<Task>() == 160 && crate::memory::pool::fits::<Op<Task>>(),
     "an operation with its task must fit into a record of the pool"
 );
 

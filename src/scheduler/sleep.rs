@@ -15,6 +15,8 @@ use std::{
 use crossbeam_utils::CachePadded;
 
 use super::activity::Count;
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+use crate::memory::pool;
 use crate::{
     memory::epoch::{self, Stamp},
     sync::{
@@ -66,6 +68,11 @@ const NO_CORE: usize = usize::MAX;
 /// all other workers run long operations may have to wait until this park or the next one ends. Measured: see "Constants
 /// of timed parks and searches" in `benches/README.md`, also for the following constants.
 const TIMED_PARK: Duration = Duration::from_micros(400);
+
+/// How long a worker sleeps before it gives back free records, if the process keeps many. Not tuned: a burst that
+/// follows within this time finds them.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+const UNTIL_SETTLED: Duration = Duration::from_secs(1);
 
 /// The longest average time between calls to `find`, over all workers of the lane, at which a worker on a contended core
 /// parks with a time limit, and parks once more.
@@ -353,8 +360,25 @@ impl Sleep {
     }
 
     /// Parks until woken; may wake spuriously. Afterwards, the worker is a searcher and no longer announced.
-    pub fn park(&self, worker: usize) {
+    ///
+    /// If the process keeps many free records and the worker is not woken for a while, it gives them back. `wakes` is as
+    /// in [`park_timed`](Self::park_timed).
+    pub fn park(&self, worker: usize, wakes: u64) {
+        #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+        if pool::are_many_free() {
+            thread::park_timeout(UNTIL_SETTLED);
+            let is_asleep = || self.wakes_of(worker) == wakes;
+            while is_asleep() && pool::free_some() {}
+            if !is_asleep() {
+                return self.end_park(worker);
+            }
+        }
+        let _ = wakes;
         thread::park();
+        self.end_park(worker);
+    }
+
+    fn end_park(&self, worker: usize) {
         pause::at(Point::SleepWoken);
         self.retract(worker);
     }
@@ -383,8 +407,7 @@ impl Sleep {
             }
             self.clear_contended(worker);
         }
-        pause::at(Point::SleepWoken);
-        self.retract(worker);
+        self.end_park(worker);
     }
 
     /// Ensures that the work that the caller has just made visible does not go unnoticed while a worker sleeps

@@ -607,7 +607,7 @@ impl<T> Worker<T> {
             self.lane.activity(self.index).parks.add_one();
             match park {
                 ParkKind::Timed => sleep.park_timed(self.index, wakes),
-                ParkKind::Untimed => sleep.park(self.index),
+                ParkKind::Untimed => sleep.park(self.index, wakes),
             }
             (state, was_timed) = (SearchState::Searching, park == ParkKind::Timed);
         }

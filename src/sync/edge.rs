@@ -290,10 +290,36 @@ edges! {
 
     /// Memory: a record as it was when it was marked.
     marked {
-        /// `registry::mark`.
+        /// `marks::mark`.
         ReleaseSide MARKED;
-        /// `Registry::each_marked`.
+        /// `Slabs::each_marked`.
         AcquireSide FOUND;
+    }
+
+    /// Memory: a new slab.
+    slab {
+        /// `Slabs::add`.
+        ReleaseSide LISTED;
+        /// `Slabs::newest`.
+        AcquireSide REACHED;
+    }
+
+    /// Memory: a spare record, and what its users did with it.
+    spare {
+        /// `Slabs::give_back`.
+        ReleaseSide GIVEN;
+        /// `Slabs::take_spare`.
+        AcquireSide TAKEN;
+        /// `Slabs::free_spare_slabs`: a slab that has only spare records.
+        AcquireSide ALL;
+    }
+
+    /// A value added to a list of arrivals.
+    arrival {
+        /// `Arrivals::add`.
+        ReleaseSide ADDED;
+        /// `Arrivals::take`.
+        AcquireSide TAKEN;
     }
 
     /// A value that each process makes for itself.

@@ -38,6 +38,7 @@
 
 #[cfg(raddle_shuttle)]
 pub mod announced;
+pub(crate) mod arrivals;
 pub(crate) mod deque;
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) mod edge;

@@ -5,8 +5,8 @@
 //! * The writing end of a ring: its owning thread, in a thread-local; see [`writers`].
 //! * The reading ends and the histories not yet taken: the holder of the lock.
 //!
-//! A writing thread takes no lock and allocates nothing, except that its first event creates its ring. If the ring is
-//! full, the event is only counted.
+//! A writing thread takes no lock and allocates nothing, except that its first event creates its ring, which the next
+//! reader finds among the arrivals. If the ring is full, the event is only counted.
 //!
 //! The start of a function is not written by itself if the next event on its thread is the end of the operation: one
 //! event then holds both. Until then, a reader finds the start beside the ring.
@@ -16,7 +16,7 @@ use std::{
     fmt,
     sync::{
         Arc, Weak,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -33,7 +33,7 @@ use raddle_trace::{
 use super::writers::{self, RingShared, Writer};
 use crate::{
     scheduler::priority_of,
-    sync::{Mutex, lock, process::ProcessMark},
+    sync::{Mutex, arrivals::Arrivals, lock, process::ProcessMark},
     system::clock::TraceClock,
     values::Name,
 };
@@ -68,7 +68,7 @@ const TICKS_BITS: u32 = 4;
 /// An engine receives a recorder when it is [built](crate::EngineBuilder::recorder). Several engines may share one.
 /// Clones are handles to the same recorder.
 ///
-/// Each thread writes to its own ring: only the thread's first event takes a lock and allocates memory. Events that do
+/// Each thread writes to its own ring and never waits for another thread; its first event allocates the ring. Events that do
 /// not fit into a full ring are lost; the trace states [how many](Trace::lost). A long-running program should take the
 /// trace periodically, or let [`EngineBuilder::profile`](crate::EngineBuilder::profile) write it to a file.
 ///
@@ -102,6 +102,10 @@ struct RecorderShared {
     process: ProcessMark,
     slots: usize,
     clock: TraceClock,
+    /// The number of threads that have received a new number.
+    threads: AtomicUsize,
+    /// The threads whose first events came after the last reading.
+    arrivals: Arrivals<Arrival>,
     state: Mutex<RecorderState>,
     /// Never locked at the same time as `state`.
     engines: Mutex<Vec<Weak<dyn RecordedEngine>>>,
@@ -136,6 +140,13 @@ struct Ring {
     slots: Consumer<RingSlot>,
     thread: u16,
     shared: Arc<RingShared>,
+}
+
+/// A thread that has made its ring.
+#[derive(Debug)]
+struct Arrival {
+    name: Option<String>,
+    ring: Ring,
 }
 
 impl Default for Recorder {
@@ -179,6 +190,8 @@ impl Recorder {
                 process: ProcessMark::current(),
                 slots,
                 clock: TraceClock::new(),
+                threads: AtomicUsize::new(0),
+                arrivals: Arrivals::default(),
                 state: Mutex::default(),
                 engines: Mutex::default(),
                 last_op: AtomicU64::new(0),
@@ -417,19 +430,29 @@ impl Recorder {
     #[cold]
     #[inline(never)]
     fn new_writer(&self) -> Writer {
-        let current = std::thread::current();
-        let mut state = lock(&self.shared.state);
-        let thread = state.history.add_thread(current.name(), max_threads()).or_else(|| {
-            // Threads may have ended since the rings were read.
-            state.read(&self.shared);
-            state.history.add_thread(current.name(), max_threads())
-        });
+        let thread = self.new_thread();
         // A thread without a number gets a ring without slots, so all its events are counted as lost.
         let (slots, consumer) = RingBuffer::new(thread.map_or(0, |_| self.shared.slots));
         let thread = thread.unwrap_or(NO_NUMBER);
         let shared = Arc::new(RingShared::default());
-        state.rings.push(Ring { slots: consumer, thread, shared: Arc::clone(&shared) });
+        let ring = Ring { slots: consumer, thread, shared: Arc::clone(&shared) };
+        let name = std::thread::current().name().map(str::to_owned);
+        self.shared.arrivals.add(Arrival { name, ring });
         Writer::new(self.shared.number, thread, slots, shared)
+    }
+
+    /// Returns a number for the calling thread. If none is left, returns the number of a thread that has ended, unless
+    /// there is no such thread or another thread is reading the rings.
+    fn new_thread(&self) -> Option<u16> {
+        let next = |number: usize| (number < max_threads()).then_some(number + 1);
+        // Relaxed: the numbers need only be distinct.
+        if let Ok(number) = self.shared.threads.fetch_update(Relaxed, Relaxed, next) {
+            return u16::try_from(number).ok();
+        }
+        let mut state = self.shared.state.try_lock().ok()?;
+        // Threads may have ended since the rings were read.
+        state.read(&self.shared);
+        state.history.reuse_thread()
     }
 }
 
@@ -492,6 +515,13 @@ impl RecorderState {
         // already been read, was not. Both are later than `until`, unless a thread was delayed between reading the
         // clock and writing its event. Events later than `until` are therefore held for the next reading.
         let until = clock.now();
+        // A thread that arrives after this reads the clock later, so its events are later than `until`.
+        for Arrival { name, ring } in shared.arrivals.take() {
+            if ring.thread != NO_NUMBER {
+                self.history.add_thread(ring.thread, name.as_deref());
+            }
+            self.rings.push(ring);
+        }
         // Relaxed: only a count.
         let (mut events, mut lost) = (std::mem::take(&mut self.held), shared.unheard.swap(0, Relaxed));
         let mut ended = Vec::new();
@@ -564,7 +594,8 @@ impl Drop for RecorderShared {
     /// Reads the remaining events, since names in the rings own memory.
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-        state.rings.iter_mut().for_each(|ring| ring.read(drop));
+        let arrived = self.arrivals.take().into_iter().map(|arrival| arrival.ring);
+        state.rings.drain(..).chain(arrived).for_each(|mut ring| ring.read(drop));
     }
 }
 

@@ -14,8 +14,8 @@ use super::{
 use crate::{
     memory::{
         epoch::{self, Stamp},
+        marks,
         pool::{self, PoolWord, Record},
-        registry,
     },
     sync::{
         Ordering::Relaxed,
@@ -178,7 +178,7 @@ impl<T> Op<T> {
     pub(crate) fn mark(&self, mark: *mut ()) {
         if !cfg!(any(raddle_loom, raddle_shuttle)) {
             // SAFETY: the record came from the pool, and is in use.
-            unsafe { registry::mark(NonNull::from(self).cast(), mark) };
+            unsafe { marks::mark(NonNull::from(self).cast(), mark) };
         }
     }
 
@@ -188,7 +188,7 @@ impl<T> Op<T> {
             return std::ptr::null_mut();
         }
         // SAFETY: the record came from the pool, and outlives the reference.
-        unsafe { registry::marked_by(NonNull::from(self).cast()) }
+        unsafe { marks::marked_by(NonNull::from(self).cast()) }
     }
 
     #[inline]
@@ -764,7 +764,7 @@ unsafe impl<T> Record for Op<T> {
 /// 1. Every record with one of these marks is an `Op<T>`, whose task was initialised when it was marked.
 pub unsafe fn each_marked<T>(pinned: &epoch::Guard, marks: [*mut (); 2], mut f: impl FnMut(&Op<T>, *mut ())) {
     // SAFETY: by (1) the record is an `Op<T>`, and it is not reused before the pin ends.
-    registry::each_marked(pinned, marks, |record, mark| f(unsafe { record.cast().as_ref() }, mark));
+    marks::each_marked(pinned, marks, |record, mark| f(unsafe { record.cast().as_ref() }, mark));
 }
 
 /// A list of operations in the order in which they became ready, linked through their records.

@@ -291,19 +291,19 @@ const MAX_ENDED: usize = 1 << 20;
 const MAX_FREED: usize = 1 << 16;
 
 impl History {
-    /// Adds a thread and returns its number. If `max` threads have a number, reuses the number of an ended thread, or
-    /// returns `None` if there is no such thread.
-    pub fn add_thread(&mut self, name: Option<&str>, max: usize) -> Option<u16> {
-        let is_full = self.threads.len() == max;
-        let number = if is_full { self.ended_threads.pop_front()? } else { self.threads.len() as u16 };
-        let name = name.map_or_else(|| format!("thread {number}"), str::to_owned);
-        let thread = Thread { name, ..Thread::default() };
-        if is_full {
-            self.threads[usize::from(number)] = thread;
-        } else {
-            self.threads.push(thread);
+    /// Adds a thread. Its number must be new, or that of an ended thread ([`reuse_thread`](Self::reuse_thread)).
+    pub fn add_thread(&mut self, number: u16, name: Option<&str>) {
+        let at = usize::from(number);
+        if self.threads.len() <= at {
+            self.threads.resize_with(at + 1, Thread::default);
         }
-        Some(number)
+        let name = name.map_or_else(|| format!("thread {number}"), str::to_owned);
+        self.threads[at] = Thread { name, ..Thread::default() };
+    }
+
+    /// Returns the number of the thread that ended first, for another thread.
+    pub fn reuse_thread(&mut self) -> Option<u16> {
+        self.ended_threads.pop_front()
     }
 
     /// Records that a thread has ended and that all its events have been read.

@@ -5,6 +5,7 @@
 use raddle_loom_tests::check;
 
 mod acquire;
+mod arrivals;
 mod cancel;
 mod complete;
 mod completion;
@@ -21,6 +22,7 @@ mod push;
 mod reclaim;
 mod records;
 mod shutdown;
+mod slabs;
 mod sleep;
 mod threads;
 mod variable;
@@ -31,6 +33,7 @@ mod waits;
 #[test]
 fn each_edge_and_each_step_is_needed() {
     let kills = [
+        arrivals::KILLS,
         cancel::KILLS,
         complete::KILLS,
         completion::KILLS,
@@ -47,6 +50,7 @@ fn each_edge_and_each_step_is_needed() {
         reclaim::KILLS,
         records::KILLS,
         shutdown::KILLS,
+        slabs::KILLS,
         sleep::KILLS,
         threads::KILLS,
         variable::KILLS,

@@ -1,23 +1,19 @@
 //! The pool of records: a record has one user at a time and is neither reused nor freed while a pinned thread may read
 //! it. Here, a list holds two records, and a batch comprises three records, one of which holds the list.
-use std::{
-    ptr::NonNull,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use raddle::internals::{Flavour::ContractForReaders, PooledRecord, Registry, mark, pin};
+use raddle::internals::{Flavour::ContractForReaders, PooledRecord};
 use raddle_loom_tests::checker::{
-    cell::UnsafeCell,
     sync::atomic::{
         AtomicPtr,
         Ordering::{Acquire, Release},
     },
     thread,
 };
-use raddle_loom_tests::{COMPLETE, kills, model};
+use raddle_loom_tests::{kills, model};
 
 /// The contents that a pinned thread must find if it reads the record.
 const OLD: usize = 0;
@@ -130,46 +126,6 @@ fn a_list_is_not_freed_while_a_slow_pop_reads_its_word() {
     assert!(POPPED.load(Relaxed), "the other thread never takes a record of the batch, so the model shows nothing");
 }
 
-/// The mark of a model's records.
-const OWN: *mut () = NonNull::dangling().as_ptr();
-
-/// A record identifiable by its mark.
-#[repr(C)]
-struct Marked {
-    mark: AtomicPtr<()>,
-    data: UnsafeCell<usize>,
-}
-
-/// A thread looks for marked records, as dumps do during pushes, while another thread fills and marks a record.
-#[test]
-fn a_thread_that_finds_a_marked_record_sees_it_as_it_was_marked() {
-    model(COMPLETE, ContractForReaders, || {
-        let record = Box::new(Marked { mark: AtomicPtr::default(), data: UnsafeCell::new(0) });
-        let registry = Arc::new(Registry::default());
-        let at = NonNull::from(Box::leak(record));
-        registry.add(at.cast());
-        let looks = Arc::clone(&registry);
-        let thread = thread::spawn(move || {
-            looks.each_marked(&pin(), [OWN; 2], |record, _| {
-                // SAFETY: the record lives until the thread is joined.
-                let record = unsafe { record.cast::<Marked>().as_ref() };
-                // SAFETY: the record was filled before it was marked; the model verifies this.
-                assert_eq!(record.data.with(|data| unsafe { *data }), 1);
-            });
-        });
-        // SAFETY: the record lives until the end of the interleaving.
-        let filled = unsafe { at.as_ref() };
-        // SAFETY: other threads read the data only once the record is marked; the model verifies this.
-        filled.data.with_mut(|data| unsafe { *data = 1 });
-        // SAFETY: this thread uses the record.
-        unsafe { mark(at.cast(), OWN) };
-        thread.join().unwrap();
-        registry.remove(at.cast());
-        // SAFETY: the record is from a box, and no other thread uses it.
-        drop(unsafe { Box::from_raw(at.as_ptr()) });
-    });
-}
-
 kills! {
     a_record_is_not_reused_while_a_pinned_thread_reads_it {
         only loom "step::RETIRE": "Causality violation",
@@ -180,9 +136,5 @@ kills! {
     }
     a_list_is_not_freed_while_a_slow_pop_reads_its_word {
         only loom "step::RETIRE": "use after reclamation",
-    }
-    a_thread_that_finds_a_marked_record_sees_it_as_it_was_marked {
-        "marked::MARKED": "Causality violation",
-        "marked::FOUND": "Causality violation",
     }
 }
