@@ -55,7 +55,7 @@ pub(crate) fn allocate<R: Record>() -> (NonNull<R>, *mut R) {
     #[cfg(not(raddle_unpooled))]
     let records::Taken { record, later } = records::take();
     #[cfg(raddle_unpooled)]
-    let (record, later) = (records::slabs().add().into_first(), null_mut::<R>());
+    let (record, later) = (records::slabs().add(1)[0], null_mut::<R>());
     (record.cast(), later.cast())
 }
 
@@ -94,7 +94,7 @@ fn retire_to_slab<R: Record>(record: NonNull<R>) {
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) use records::{are_many_free, free_some};
+pub(crate) use records::{Shrinking, bytes};
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn allocate<R: Record>() -> (NonNull<R>, *mut R) {
@@ -125,6 +125,12 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     };
     // SAFETY: (1) and (2): from now on, the closure owns the record, which is plain memory.
     unsafe { epoch::pin().retire(reclaim) };
+}
+
+/// Returns 0: the records of models come from the heap.
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub(crate) fn bytes() -> usize {
+    0
 }
 
 /// The first word of a record, which is reserved for the pool.

@@ -4,7 +4,7 @@
 //!
 //! 1. *In use*, from [`take`] to [`put_back`].
 //! 2. *Retired*: on a list of retired records. Pinned threads may still use the record until the epoch has passed.
-//! 3. *Free*: on a list whose epoch has passed, or itself the memory of a list, or in a thread's chain.
+//! 3. *Free*: on a list whose epoch has passed, or itself the memory of a list.
 //! 4. *Spare*: in its slab (`slabs.rs`), from which records are taken if no batch is left, and to which those beyond a
 //!    number of batches are given back.
 //!
@@ -17,7 +17,7 @@
 //! * The slots of a list: the thread that fills it, then the closure that owns the retired list, then the thread that
 //!   empties it.
 //! * The first word of a record: see `marks.rs`. In a list on the stack, it belongs to the stack; in a popped list, it
-//!   is null; in a chain, it is the address of the next record. It is an atomic pointer at all times, because a slow pop
+//!   is null. It is an atomic pointer at all times, because a slow pop
 //!   may still read it when the record is in use again.
 //! * A [`Cache`]: its thread.
 //!
@@ -40,7 +40,7 @@ use super::slabs::Slabs;
 use super::{
     epoch,
     free_list::{BatchStack, Node},
-    slabs::Chain,
+    slabs::Records,
 };
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 use crate::sync::process::PerProcess;
@@ -60,7 +60,7 @@ pub(super) const ALIGN: usize = 64;
 const MODEL: bool = cfg!(any(raddle_loom, raddle_shuttle));
 
 /// The number of records on a full list.
-const CAPACITY: usize = if MODEL { 2 } else { 320 / size_of::<usize>() - 1 };
+pub(super) const CAPACITY: usize = if MODEL { 2 } else { 320 / size_of::<usize>() - 1 };
 
 /// The number of batches that a thread retires before it flushes its bag to crossbeam-epoch's queue, where the bag
 /// ages. Each flush allocates, so there is one allocation per 1,248 operations. The bag could hold twice as many, but
@@ -74,11 +74,6 @@ const _: () = assert!(
 /// The maximum number of batches kept for reuse; the records of further ones are given back to their slabs. Not tuned:
 /// 64 Ki records, or 20 MiB.
 const KEEP: usize = (1 << 16) / (CAPACITY + 1);
-
-/// The number of batches that a process keeps while it is idle: enough for some thousand operations to start without
-/// a visit to the slabs.
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const KEEP_IDLE: usize = 32;
 
 /// How many records ahead a thread prefetches those that it will use: enough for lines that come from another core.
 /// Measured with pushes while the cores were far from each other.
@@ -170,8 +165,6 @@ struct Cache {
     retired: Cell<*mut RecordList>,
     /// The number of records on `retired`, or `CAPACITY` if there is no list.
     retired_len: Cell<usize>,
-    /// The first record of a chain of free records, or null.
-    chain: Cell<*mut RecordList>,
     /// The number of batches in the thread's crossbeam-epoch bag.
     bag_len: Cell<usize>,
 }
@@ -183,7 +176,6 @@ impl Cache {
             free_len: Cell::new(0),
             retired: Cell::new(null_mut()),
             retired_len: Cell::new(CAPACITY),
-            chain: Cell::new(null_mut()),
             bag_len: Cell::new(0),
         }
     }
@@ -246,38 +238,22 @@ impl Cache {
         Some((full, if self.bag_len.get() == 0 { Flush::Yes } else { Flush::No }))
     }
 
-    /// Takes the chain, if there is one.
-    fn take_chain(&self) -> Option<Chain> {
-        let first = NonNull::new(self.chain.replace(null_mut()))?;
-        // SAFETY: the thread owns the chain.
-        Some(unsafe { Chain::from_first(first) })
-    }
-
-    /// Keeps `chain`. The cache must not already have one.
-    fn keep_chain(&self, chain: Chain) {
-        let before = self.chain.replace(chain.into_first().as_ptr());
-        debug_assert!(before.is_null(), "a retired closure has taken a chain");
-    }
-
-    /// Empties the cache. Returns its lists, with the number of their records, and its chain.
-    fn clear(&self) -> ([(*mut RecordList, usize); 2], Option<Chain>) {
+    /// Empties the cache. Returns its lists, and how many records they have.
+    fn clear(&self) -> [(*mut RecordList, usize); 2] {
         self.bag_len.set(0);
-        let lists = [
+        [
             (self.free.replace(null_mut()), self.free_len.replace(0)),
             (self.retired.replace(null_mut()), self.retired_len.replace(CAPACITY)),
-        ];
-        (lists, self.take_chain())
+        ]
     }
 
-    /// Gives back all records in the cache of a thread that is ending, those on lists once the epoch has passed.
+    /// Gives back all records in the cache of a thread that is ending, once the epoch has passed.
     fn end(&self) {
-        let (lists, chain) = self.clear();
-        for (list, len) in lists {
+        for (list, len) in self.clear() {
             if let Some(list) = NonNull::new(list) {
                 give_back_later(list, len);
             }
         }
-        give_back_chain(chain);
     }
 }
 
@@ -286,7 +262,7 @@ pub(super) struct Taken {
     pub(super) record: Record,
     /// The record that the thread is going to take [`AHEAD`] records later, or null if that is not known. It may only be
     /// prefetched.
-    #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
+    #[cfg_attr(any(raddle_loom, raddle_shuttle, raddle_unpooled), allow(dead_code))]
     pub(super) later: *mut RecordList,
 }
 
@@ -364,16 +340,6 @@ pub(super) fn slabs() -> &'static Slabs {
     SLABS.get(Default::default)
 }
 
-/// Initialises the first word of a record of a new slab.
-///
-/// # Safety
-/// 1. The memory is that of a record, and no other thread knows it.
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(super) unsafe fn begin(record: Record, next: *mut RecordList) {
-    // SAFETY: (1): a record is large and aligned enough for the word.
-    unsafe { record.cast().write(AtomicPtr::new(next)) };
-}
-
 /// Returns the first word of a record.
 ///
 /// # Safety
@@ -388,8 +354,8 @@ pub(super) unsafe fn word<'r>(record: Record) -> &'r AtomicPtr<RecordList> {
 
 /// Takes records that no thread has.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-fn take_chain() -> Chain {
-    slabs().take()
+fn take_records() -> Records {
+    slabs().take(super::slabs::TOGETHER)
 }
 
 /// Gives back a record, which the caller owns and no pinned thread uses.
@@ -433,41 +399,21 @@ fn refill() -> Taken {
     Taken { record, later: null_mut() }
 }
 
-/// Takes a record of the thread's chain, or of a new one, and puts the next ones on a list.
+/// Takes records of a slab. Returns the first, and puts the others on a list.
 fn take_from_slab() -> Taken {
-    let (record, mut rest) = CACHE.with(Cache::take_chain).unwrap_or_else(take_chain).split();
-    let mut next = || {
-        let (record, others) = rest.take()?.split();
-        rest = others;
-        Some(record)
-    };
-    // Whatever the closures of a pin retire, none opens a list or keeps a chain.
-    if may_keep()
-        && let Some(list) = next()
-    {
-        let mut records = [list; CAPACITY];
-        let len = records.iter_mut().zip(std::iter::from_fn(next)).map(|(place, record)| *place = record).count();
-        for (at, &record) in records[..len].iter().rev().enumerate() {
-            // SAFETY: the thread owns the list, and `at` is below `CAPACITY`.
-            unsafe { RecordList::set(list, at, record) };
+    let taken = take_records();
+    let (&record, rest) = taken.split_first().expect("a slab has records");
+    match rest {
+        [list, rest @ ..] if may_keep() => {
+            for (at, &record) in rest.iter().rev().enumerate() {
+                // SAFETY: the thread owns the list, and `at` is below `CAPACITY`.
+                unsafe { RecordList::set(*list, at, record) };
+            }
+            CACHE.with(|cache| cache.open(*list, rest.len()));
         }
-        CACHE.with(|cache| {
-            cache.open(list, len);
-            rest.into_iter().for_each(|rest| cache.keep_chain(rest));
-        });
-    } else {
-        give_back_chain(rest);
+        rest => rest.iter().for_each(|&record| give_back(record)),
     }
     Taken { record, later: null_mut() }
-}
-
-/// Gives back the records of a chain.
-fn give_back_chain(mut chain: Option<Chain>) {
-    while let Some(some) = chain {
-        let (record, rest) = some.split();
-        give_back(record);
-        chain = rest;
-    }
 }
 
 /// Makes `record`, owned by the caller, available for reuse once no pinned thread can use it.
@@ -526,28 +472,53 @@ fn keep(full: Record) {
     unsafe { DEPOT.batches.push(full) };
 }
 
-/// Returns whether the process keeps more free records than an idle one should.
+/// Gives an idle process's free records back, step by step.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) fn are_many_free() -> bool {
-    // Relaxed: only an approximate number.
-    DEPOT.kept.load(Relaxed) > KEEP_IDLE
+#[derive(Default)]
+pub(crate) struct Shrinking {
+    /// The number of steps in a row that found no batch and after which no more records were spare than before.
+    in_vain: u32,
+    /// The number of spare records at the last step.
+    spare: usize,
 }
 
-/// Gives back some free records, if there are [many](are_many_free), or else frees all spare slabs. Returns whether
-/// there may be more to do. The first calls also make retired records free, if the epoch permits.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) fn free_some() -> bool {
-    epoch::pin().flush();
-    let batch = are_many_free().then(|| DEPOT.batches.pop()).flatten();
-    let Some(list) = batch else {
-        slabs().free_all_spare();
-        return false;
-    };
-    // Relaxed: only an approximate bound on memory.
-    DEPOT.kept.fetch_sub(1, Relaxed);
-    // A slow pop may read the list's first word.
-    give_back_later(list, CAPACITY);
-    true
+impl Shrinking {
+    /// The number of steps in vain after which nothing is left: more than the epochs that a batch has to wait for. While
+    /// another thread is pinned, the epoch does not pass, and what waits for it is left.
+    const LAST: u32 = 8;
+
+    /// Returns whether an idle thread should begin: there are batches, in this thread's bag or for all threads.
+    pub(crate) fn is_worthwhile() -> bool {
+        // Relaxed: only an approximate number.
+        DEPOT.kept.load(Relaxed) > 0 || CACHE.with(|cache| cache.bag_len.get() > 0)
+    }
+
+    /// Gives back the records of a batch. Returns whether there may be more.
+    pub(crate) fn step(&mut self) -> bool {
+        CACHE.with(|cache| cache.bag_len.set(0));
+        // Passes on the batches in the thread's bag, and makes others available whose epoch has passed.
+        epoch::pin().flush();
+        let batch = DEPOT.batches.pop();
+        if let Some(list) = batch {
+            // Relaxed: only an approximate bound on memory.
+            DEPOT.kept.fetch_sub(1, Relaxed);
+            // A slow pop may read the list's first word.
+            give_back_later(list, CAPACITY);
+        }
+        let before = std::mem::replace(&mut self.spare, slabs().spare());
+        self.in_vain = if batch.is_none() && self.spare == before { self.in_vain + 1 } else { 0 };
+        if self.in_vain == Self::LAST {
+            slabs().free_all_spare();
+        }
+        self.in_vain < Self::LAST
+    }
+}
+
+/// Returns the number of bytes that the process has allocated for records.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) fn bytes() -> usize {
+    slabs().bytes()
 }
 
 /// Gives back `list`, which the caller owns, and its first `len` records once the epoch has passed. Until then, pinned
@@ -594,9 +565,9 @@ pub(super) fn begin_model() {
 mod model {
     use super::*;
 
-    fn new(next: *mut RecordList) -> RecordList {
+    fn new() -> RecordList {
         RecordList {
-            next: AtomicPtr::new(next),
+            next: AtomicPtr::new(null_mut()),
             slots: std::array::from_fn(|_| UnsafeCell::new(MaybeUninit::uninit())),
             contents: UnsafeCell::new(0),
             stamp: Stamp::new(),
@@ -607,9 +578,9 @@ mod model {
     ///
     /// # Safety
     /// 1. The memory is that of a record, and no other thread knows it.
-    pub(in crate::memory) unsafe fn begin(record: Record, next: *mut RecordList) {
+    pub(in crate::memory) unsafe fn begin(record: Record) {
         // SAFETY: (1).
-        unsafe { record.write(new(next)) };
+        unsafe { record.write(new()) };
     }
 
     /// Marks the records of a slab as freed, but calls `free` only when the interleaving ends.
@@ -625,10 +596,8 @@ mod model {
     }
 
     /// Takes a record from the heap instead of a slab: slabs have models of their own.
-    pub(super) fn take_chain() -> Chain {
-        let record = NonNull::from(Box::leak(Box::new(new(null_mut()))));
-        // SAFETY: the record is new.
-        unsafe { Chain::from_first(record) }
+    pub(super) fn take_records() -> Records {
+        Records::from_iter([NonNull::from(Box::leak(Box::new(new())))])
     }
 
     /// Marks a record as freed, but keeps its memory until the interleaving ends.
@@ -709,4 +678,4 @@ mod model {
     }
 }
 #[cfg(any(raddle_loom, raddle_shuttle))]
-use model::{give_back, take_chain};
+use model::{give_back, take_records};

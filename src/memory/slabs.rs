@@ -3,8 +3,8 @@
 //!
 //! # States of a record
 //!
-//! 1. *Taken*: from [`Slabs::take`] to [`Slabs::give_back`], by which the pool owns it.
-//! 2. *Spare*: on the stack of its slab.
+//! 1. *Spare*: never used, and behind those of its slab that have been used; or on the stack of its slab.
+//! 2. *Taken*: from [`Slabs::take`] to [`Slabs::give_back`], by which the pool owns it.
 //!
 //! # States of a slab
 //!
@@ -16,8 +16,9 @@
 //!
 //! * The list's head: any thread adds a slab. Only a thread that has the [`Hand`] removes one, but never the newest, so
 //!   the head changes only by additions.
-//! * A slab's stack: any thread puts a record on it. Only a thread that has the hand takes records off, all at once, so
-//!   a put cannot confuse a record that has left and returned with one that has stayed (the ABA problem).
+//! * A slab's stack: any thread puts a record on it. Only a thread that has the hand takes records off. So the stack
+//!   only grows under that thread's eyes, and no record can leave and return unseen (the ABA problem).
+//! * The number of records of a slab that have been used: the thread that adds the slab, then one that has the hand.
 //! * The first word of a record, an atomic pointer: whoever has taken the record, then the stack, for which it links
 //!   the spare records below.
 //! * The hand: the thread that has its lock. No thread ever waits for this lock: a thread that does not get it adds a
@@ -36,9 +37,13 @@ use std::{
     ptr::{NonNull, null_mut},
 };
 
-use super::{epoch, records::Record};
+use smallvec::SmallVec;
+
+use super::{
+    epoch,
+    records::{self, Record},
+};
 use crate::{
-    memory::records,
     sync::{
         Mutex,
         Ordering::Relaxed,
@@ -46,24 +51,31 @@ use crate::{
         cell::UnsafeCell,
         edge::{self, acquire, release},
     },
+    system::pages,
 };
 
 const MODEL: bool = cfg!(any(raddle_loom, raddle_shuttle));
 
-/// The number of records in a slab, for which a slab is slightly smaller than 16 KiB: an allocator can place the next
-/// one behind it without a gap.
+/// The number of records in a slab, which then has 64 KiB.
 const RECORDS: usize = match () {
     () if MODEL => 2,
     () if cfg!(raddle_unpooled) => 1,
-    () => 50,
+    () => 204,
 };
 
 /// The number of slabs at which a thread that has the hand looks. If a push has to look further, it adds a slab.
 const LOOKS: usize = if MODEL { 3 } else { 8 };
 
+/// The maximum number of records taken together, which fit on a list and into the record that holds the list.
+pub(super) const TOGETHER: usize = 36;
+const _: () = assert!(MODEL || TOGETHER <= records::CAPACITY + 2);
+
+/// Records taken together.
+pub(super) type Records = SmallVec<[Record; TOGETHER]>;
+
 const LAYOUT: Layout = {
     let size = size_of::<Slab>() + RECORDS * records::SIZE;
-    match Layout::from_size_align(size, size.next_power_of_two()) {
+    match Layout::from_size_align(size.next_power_of_two(), size.next_power_of_two()) {
         Ok(layout) => layout,
         Err(_) => panic!("the layout of a slab must be valid"),
     }
@@ -74,25 +86,25 @@ const LAYOUT: Layout = {
 struct Slab {
     /// The slab that was added before, or null.
     older: AtomicPtr<Slab>,
-    /// The stack of spare records: a [`Spare`].
-    spare: AtomicUsize,
+    /// The stack of spare records: a [`Stack`].
+    stack: AtomicUsize,
+    /// The number of records that have been used. Those behind them are spare as well.
+    used: AtomicUsize,
     /// The list that the slab belongs to. Written before the slab is listed.
     owner: UnsafeCell<*const Slabs>,
 }
 
 /// The state of a slab's stack: the number of its records, and above these 16 bits, the index of the top record.
 #[derive(Clone, Copy)]
-struct Spare(usize);
+struct Stack(usize);
 
-impl Spare {
-    const EMPTY: Self = Self(0);
-
+impl Stack {
     fn len(self) -> usize {
         self.0 & 0xffff
     }
 
-    fn with(self, top: usize) -> Self {
-        Self(top << 16 | (self.len() + 1))
+    fn new(top: usize, len: usize) -> Self {
+        Self(top << 16 | len)
     }
 
     /// Returns the record at the top of the stack of `slab`, or null.
@@ -119,27 +131,60 @@ impl Slab {
         (slab, (record.addr().get() - address - size_of::<Self>()) / records::SIZE)
     }
 
-    /// Allocates a slab, whose records form a chain.
-    fn new(owner: &Slabs) -> NonNull<Self> {
-        // SAFETY: the size is above zero.
-        let memory = unsafe { std::alloc::alloc(LAYOUT) };
-        let Some(slab) = NonNull::new(memory.cast::<Self>()) else { std::alloc::handle_alloc_error(LAYOUT) };
+    /// Allocates a slab, of which the first `used` records are taken.
+    fn new(owner: &Slabs, used: usize) -> NonNull<Self> {
+        let slab = pages::allocate(LAYOUT).cast::<Self>();
         slab.expose_provenance();
         let head = Self {
             older: AtomicPtr::new(null_mut()),
-            spare: AtomicUsize::new(Spare::EMPTY.0),
+            stack: AtomicUsize::new(0),
+            used: AtomicUsize::new(used),
             owner: UnsafeCell::new(owner),
         };
         // SAFETY: the memory is large and aligned enough, and no other thread knows it.
         unsafe { slab.write(head) };
-        let mut next = null_mut();
-        for at in (0..RECORDS).rev() {
-            let record = Self::record(slab, at);
-            // SAFETY: the record is in the slab, which no other thread knows.
-            unsafe { records::begin(record, next) };
-            next = record.as_ptr();
-        }
+        // The first words of the records are null pointers, since the memory is zeroed. Atomics of models are more.
+        #[cfg(any(raddle_loom, raddle_shuttle))]
+        // SAFETY: the records are in the slab, which no other thread knows.
+        (0..RECORDS).for_each(|at| unsafe { records::begin(Self::record(slab, at)) });
         slab
+    }
+
+    /// Takes up to `max` spare records of a slab.
+    ///
+    /// # Safety
+    /// 1. The slab is listed, and the caller has the hand.
+    unsafe fn take(slab: NonNull<Self>, max: usize) -> Records {
+        let mut taken = Records::new();
+        // SAFETY: by (1) the slab is not freed.
+        let Self { stack, used, .. } = unsafe { slab.as_ref() };
+        loop {
+            let before = Stack(stack.load(acquire(edge::spare::TAKEN)));
+            let (mut next, mut top) = (before.top(slab), 0);
+            while taken.len() < max
+                && let Some(record) = NonNull::new(next)
+            {
+                taken.push(record);
+                // SAFETY: by (1) no other thread takes the record off the stack.
+                // Relaxed: acquired with the top of the stack.
+                next = unsafe { records::word(record) }.load(Relaxed);
+                top = NonNull::new(next).map_or(0, |next| Self::of(next).1);
+            }
+            let after = Stack::new(top, before.len() - taken.len());
+            // Relaxed: hands nothing over, and continues what the records below were released by. If it fails, another
+            // record has come to the top.
+            if taken.is_empty() || stack.compare_exchange(before.0, after.0, Relaxed, Relaxed).is_ok() {
+                break;
+            }
+            taken.clear();
+        }
+        // Relaxed: by (1) only this thread changes the number.
+        let before = used.load(Relaxed);
+        let after = (before + max - taken.len()).min(RECORDS);
+        taken.extend((before..after).map(|at| Self::record(slab, at)));
+        // Relaxed: visitors may miss records that are marked meanwhile.
+        used.store(after, Relaxed);
+        taken
     }
 
     /// Frees a slab once no pinned thread can visit it.
@@ -149,39 +194,12 @@ impl Slab {
     unsafe fn retire(slab: NonNull<Self>, guard: &epoch::Guard) {
         let free = move || {
             // SAFETY: (1): the memory came from `new`, and the epoch has passed, so no thread uses it.
-            unsafe { std::alloc::dealloc(slab.as_ptr().cast(), LAYOUT) }
+            unsafe { pages::free(slab.cast(), LAYOUT) }
         };
         #[cfg(any(raddle_loom, raddle_shuttle))]
         let free = move || records::end_model((0..RECORDS).map(|at| Self::record(slab, at)), free);
         // SAFETY: all threads may use the memory of a slab, which by (1) the closure owns.
         unsafe { guard.retire(free) };
-    }
-}
-
-/// Taken records, linked by their first words, and owned by the thread that has the chain.
-#[derive(Debug)]
-pub(super) struct Chain(Record);
-
-impl Chain {
-    /// Returns the chain that begins with `first`.
-    ///
-    /// # Safety
-    /// 1. The chain is owned by the caller.
-    pub(super) unsafe fn from_first(first: Record) -> Self {
-        Self(first)
-    }
-
-    /// Returns the first record, and the chain of the others.
-    pub(super) fn split(self) -> (Record, Option<Self>) {
-        // SAFETY: the chain owns the record, so it is not freed.
-        let word = unsafe { records::word(self.0) };
-        // Relaxed: this thread has written the word, or has acquired it along with the chain.
-        (self.0, NonNull::new(word.load(Relaxed)).map(Self))
-    }
-
-    /// Returns the first record, from which [`from_first`](Self::from_first) makes the chain again.
-    pub(super) fn into_first(self) -> Record {
-        self.0
     }
 }
 
@@ -214,6 +232,8 @@ pub struct Slabs {
     newest: AtomicPtr<Slab>,
     /// The approximate number of spare records.
     spare: AtomicUsize,
+    /// The number of slabs.
+    len: AtomicUsize,
     hand: Mutex<Hand>,
 }
 
@@ -224,40 +244,62 @@ impl fmt::Debug for Slabs {
 }
 
 impl Slabs {
+    /// Returns the size of all slabs.
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    pub(super) fn bytes(&self) -> usize {
+        // Relaxed: only a count.
+        self.len.load(Relaxed) * LAYOUT.size()
+    }
+
+    /// Returns the approximate number of spare records.
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    pub(super) fn spare(&self) -> usize {
+        // Relaxed: only an approximate number.
+        self.spare.load(Relaxed)
+    }
+
     fn newest(&self) -> *mut Slab {
         self.newest.load(acquire(edge::slab::REACHED))
     }
 
-    /// Takes spare records, or those of a new slab.
-    pub(super) fn take(&self) -> Chain {
+    /// Takes `max` spare records, or fewer. Adds a slab if none are found quickly.
+    pub(super) fn take(&self, max: usize) -> Records {
+        let taken = self.take_spare(max);
+        if taken.is_empty() { self.add(max) } else { taken }
+    }
+
+    /// Takes up to `max` spare records of the newest slab, or of one of the next slabs if there are many.
+    fn take_spare(&self, max: usize) -> Records {
+        let Ok(mut hand) = self.hand.try_lock() else { return Records::new() };
+        let take = |slab| {
+            // SAFETY: this thread has the hand, and the slab is listed.
+            let taken = unsafe { Slab::take(slab, max) };
+            // Relaxed: only an approximate number.
+            self.spare.fetch_sub(taken.len(), Relaxed);
+            taken
+        };
+        let mut taken = NonNull::new(self.newest()).map_or_else(Records::new, take);
         // Relaxed: only says whether a search is worthwhile.
-        let are_spare = self.spare.load(Relaxed) >= RECORDS;
-        are_spare.then(|| self.take_spare()).flatten().unwrap_or_else(|| self.add())
-    }
-
-    /// Takes the spare records of one of the next slabs.
-    fn take_spare(&self) -> Option<Chain> {
-        let mut hand = self.hand.try_lock().ok()?;
-        for _ in 0..LOOKS {
-            let Some((_, slab)) = hand.advance(self) else { continue };
-            // SAFETY: this thread has the hand, so a listed slab is not freed.
-            let spare = unsafe { &slab.as_ref().spare };
-            // Relaxed: only says whether there is something to take.
-            if Spare(spare.load(Relaxed)).len() > 0 {
-                let taken = Spare(spare.swap(Spare::EMPTY.0, acquire(edge::spare::TAKEN)));
-                // Relaxed: only an approximate number.
-                self.spare.fetch_sub(taken.len(), Relaxed);
-                return NonNull::new(taken.top(slab)).map(Chain);
+        let are_many = self.spare.load(Relaxed) >= RECORDS;
+        for _ in 0..if are_many { LOOKS } else { 0 } {
+            if !taken.is_empty() {
+                break;
             }
+            taken = hand.advance(self).map_or_else(Records::new, |(_, slab)| take(slab));
         }
-        None
+        taken
     }
 
-    /// Adds a slab, and takes its records.
-    pub(super) fn add(&self) -> Chain {
-        let slab = Slab::new(self);
+    /// Adds a slab, and takes `max` of its records, or all.
+    pub(super) fn add(&self, max: usize) -> Records {
+        let taken = max.min(RECORDS);
+        let slab = Slab::new(self, taken);
         // SAFETY: a slab with taken records is not freed.
         let older = unsafe { &slab.as_ref().older };
+        // Relaxed: only an approximate number.
+        self.spare.fetch_add(RECORDS - taken, Relaxed);
+        // Relaxed: only a count.
+        self.len.fetch_add(1, Relaxed);
         // Relaxed: only the expected value of the exchange.
         let mut newest = self.newest.load(Relaxed);
         loop {
@@ -266,7 +308,7 @@ impl Slabs {
             let listed = release(edge::slab::LISTED);
             // Relaxed on failure: only a new expected value.
             match self.newest.compare_exchange_weak(newest, slab.as_ptr(), listed, Relaxed) {
-                Ok(_) => return Chain(Slab::record(slab, 0)),
+                Ok(_) => return (0..taken).map(|at| Slab::record(slab, at)).collect(),
                 Err(now) => newest = now,
             }
         }
@@ -279,30 +321,33 @@ impl Slabs {
     pub(super) unsafe fn give_back(&self, record: Record) {
         let (slab, at) = Slab::of(record);
         // SAFETY: by (1) the record is taken, so its slab is not freed before it is put on the stack.
-        let Slab { spare, owner, .. } = unsafe { slab.as_ref() };
+        let Slab { stack, used, owner, .. } = unsafe { slab.as_ref() };
         // SAFETY: the owner does not change once the slab is listed.
         if owner.with(|owner| unsafe { *owner }) != std::ptr::from_ref(self) {
             // A forked child frees nothing of its parent's.
             return;
         }
+        // Relaxed: only says whether it is worthwhile to look for spare slabs.
+        let used = used.load(Relaxed);
         // Relaxed: only the expected value of the exchange.
-        let mut before = Spare(spare.load(Relaxed));
-        loop {
+        let mut before = Stack(stack.load(Relaxed));
+        let after = loop {
             // SAFETY: (1).
             let word = unsafe { records::word(record) };
             // Relaxed: published by the exchange.
             word.store(before.top(slab), Relaxed);
+            let after = Stack::new(at, before.len() + 1);
             let given = release(edge::spare::GIVEN);
             // Relaxed on failure: only a new expected value.
-            match spare.compare_exchange_weak(before.0, before.with(at).0, given, Relaxed) {
-                Ok(_) => break,
-                Err(now) => before = Spare(now),
+            match stack.compare_exchange_weak(before.0, after.0, given, Relaxed) {
+                Ok(_) => break after,
+                Err(now) => before = Stack(now),
             }
-        }
+        };
         // Relaxed: only an approximate number. It wraps for a moment if a thread that has already taken the record was
         // faster to subtract it; a search is then in vain.
         self.spare.fetch_add(1, Relaxed);
-        if before.len() + 1 == RECORDS {
+        if after.len() == used {
             self.free_spare_slabs();
         }
     }
@@ -334,13 +379,16 @@ impl Slabs {
     fn free_if_spare(&self, hand: &mut Hand, guard: &epoch::Guard) {
         let Some((Some(before), slab)) = hand.advance(self) else { return };
         // SAFETY: this thread has the hand, so a listed slab is not freed.
-        let Slab { older, spare, .. } = unsafe { slab.as_ref() };
-        if Spare(spare.load(acquire(edge::spare::ALL))).len() == RECORDS {
+        let Slab { older, stack, used, .. } = unsafe { slab.as_ref() };
+        // Relaxed: only a thread that has the hand changes the number, unless the slab is the newest.
+        if Stack(stack.load(acquire(edge::spare::ALL))).len() == used.load(Relaxed) {
             // Relaxed: the older slab was listed before this one, and whoever reaches this one has acquired both.
             before.older.store(older.load(Relaxed), Relaxed);
             hand.0 = std::ptr::from_ref(before).cast_mut();
             // Relaxed: only an approximate number.
             self.spare.fetch_sub(RECORDS, Relaxed);
+            // Relaxed: only a count.
+            self.len.fetch_sub(1, Relaxed);
             // SAFETY: the slab has left the list; its spare records can be taken only by means of the hand, by way of
             // the list.
             unsafe { Slab::retire(slab, guard) };
@@ -351,31 +399,33 @@ impl Slabs {
     pub fn each_marked(&self, _pinned: &epoch::Guard, marks: [*mut (); 2], mut f: impl FnMut(NonNull<u8>, *mut ())) {
         let mut next = self.newest();
         while let Some(slab) = NonNull::new(next) {
-            for at in 0..RECORDS {
+            // SAFETY: the caller is pinned, so a slab that it has reached in the list is not freed.
+            let Slab { older, used, .. } = unsafe { slab.as_ref() };
+            // Relaxed: whoever has marked a record has seen that it is used.
+            for at in 0..used.load(Relaxed) {
                 let record = Slab::record(slab, at);
-                // SAFETY: the caller is pinned, so a slab that it has reached in the list is not freed.
+                // SAFETY: as above.
                 let mark = unsafe { records::word(record) }.load(acquire(edge::marked::FOUND)).cast();
                 if marks.contains(&mark) {
                     f(record.cast(), mark);
                 }
             }
-            // SAFETY: as above.
             // Relaxed: acquired with the newest slab.
-            next = unsafe { slab.as_ref() }.older.load(Relaxed);
+            next = older.load(Relaxed);
         }
     }
 }
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 impl Slabs {
-    /// Takes the records of a slab, as a thread without records does.
-    pub fn take_records(&self) -> Vec<records::PooledRecord> {
-        records_of(self.take())
+    /// Takes up to `max` records, as a thread without records does.
+    pub fn take_records(&self, max: usize) -> Vec<records::PooledRecord> {
+        self.take(max).into_iter().map(records::PooledRecord).collect()
     }
 
-    /// Takes the spare records of a slab, if one of the next slabs has some.
-    pub fn take_spare_records(&self) -> Option<Vec<records::PooledRecord>> {
-        self.take_spare().map(records_of)
+    /// Takes up to `max` spare records of one of the next slabs.
+    pub fn take_spare_records(&self, max: usize) -> Vec<records::PooledRecord> {
+        self.take_spare(max).into_iter().map(records::PooledRecord).collect()
     }
 
     /// Gives back a record, which no pinned thread uses.
@@ -383,16 +433,4 @@ impl Slabs {
         // SAFETY: the models give back each record once.
         unsafe { self.give_back(record.0) };
     }
-}
-
-/// Returns the records of a chain.
-#[cfg(any(raddle_loom, raddle_shuttle))]
-fn records_of(chain: Chain) -> Vec<records::PooledRecord> {
-    let mut chain = Some(chain);
-    let next = || {
-        let (record, rest) = chain.take()?.split();
-        chain = rest;
-        Some(records::PooledRecord(record))
-    };
-    std::iter::from_fn(next).collect()
 }

@@ -13,7 +13,7 @@ use std::{
 use crate::{
     device::gpus::FIRST_LANE,
     engine::core::Core,
-    memory::epoch,
+    memory::{epoch, pool},
     notify::{
         pending::{PendingOps, Ticket},
         waiters::{Awaits, Goal, OpenScope, WaitingThread, waiters},
@@ -120,6 +120,7 @@ pub(crate) fn take(core: &Core) -> Dump {
         op.waits_for.sort_unstable();
         op.waits_for.dedup();
     }
+    dump.record_bytes = pool::bytes();
     dump.unlisted = live.pending().saturating_sub(dump.ops.len() as u64);
     dump
 }

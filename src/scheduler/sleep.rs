@@ -69,10 +69,10 @@ const NO_CORE: usize = usize::MAX;
 /// of timed parks and searches" in `benches/README.md`, also for the following constants.
 const TIMED_PARK: Duration = Duration::from_micros(400);
 
-/// How long a worker sleeps before it gives back free records, if the process keeps many. Not tuned: a burst that
+/// How long a worker sleeps before it gives back free records, if the process keeps some. Not tuned: a burst that
 /// follows within this time finds them.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const UNTIL_SETTLED: Duration = Duration::from_secs(1);
+const UNTIL_SHRINKING: Duration = Duration::from_secs(1);
 
 /// The longest average time between calls to `find`, over all workers of the lane, at which a worker on a contended core
 /// parks with a time limit, and parks once more.
@@ -361,14 +361,14 @@ impl Sleep {
 
     /// Parks until woken; may wake spuriously. Afterwards, the worker is a searcher and no longer announced.
     ///
-    /// If the process keeps many free records and the worker is not woken for a while, it gives them back. `wakes` is as
-    /// in [`park_timed`](Self::park_timed).
+    /// If the process keeps free records and the worker is not woken for a while, it gives them back. `wakes` is as in [`park_timed`](Self::park_timed).
     pub fn park(&self, worker: usize, wakes: u64) {
         #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-        if pool::are_many_free() {
-            thread::park_timeout(UNTIL_SETTLED);
+        if pool::Shrinking::is_worthwhile() {
+            thread::park_timeout(UNTIL_SHRINKING);
             let is_asleep = || self.wakes_of(worker) == wakes;
-            while is_asleep() && pool::free_some() {}
+            let mut shrinking = pool::Shrinking::default();
+            while is_asleep() && shrinking.step() {}
             if !is_asleep() {
                 return self.end_park(worker);
             }

@@ -21,11 +21,11 @@ use super::{
 /// The list. Adding and taking are lock-free.
 #[derive(Debug)]
 pub struct Arrivals<T> {
-    head: AtomicPtr<Node<T>>,
+    head: AtomicPtr<Arrived<T>>,
 }
 
 #[derive(Debug)]
-struct Node<T> {
+struct Arrived<T> {
     value: T,
     /// The node added before, or null.
     before: *mut Self,
@@ -45,7 +45,7 @@ impl<T> Default for Arrivals<T> {
 impl<T> Arrivals<T> {
     /// Adds a value.
     pub fn add(&self, value: T) {
-        let node = Box::into_raw(Box::new(Node { value, before: null_mut() }));
+        let node = Box::into_raw(Box::new(Arrived { value, before: null_mut() }));
         // Relaxed: only the expected value of the exchange.
         let mut head = self.head.load(Relaxed);
         loop {

@@ -5,6 +5,7 @@
 
 pub(crate) mod clock;
 mod doctor;
+pub(crate) mod pages;
 pub(crate) mod panics;
 pub(crate) mod stack;
 pub(crate) mod topology;

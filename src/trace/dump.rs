@@ -23,6 +23,7 @@ pub struct Dump {
     pub(crate) variables: Vec<PendingVar>,
     pub(crate) waits: Vec<ThreadWait>,
     pub(crate) unlisted: u64,
+    pub(crate) record_bytes: usize,
 }
 
 /// A variable that pending operations declare.
@@ -206,6 +207,13 @@ impl Dump {
     #[must_use]
     pub fn unlisted(&self) -> u64 {
         self.unlisted
+    }
+
+    /// Returns how many bytes this process has allocated for the records of operations, pending ones of all engines and
+    /// free ones kept for reuse. An engine that has been idle for some seconds keeps few.
+    #[must_use]
+    pub fn record_bytes(&self) -> usize {
+        self.record_bytes
     }
 
     /// Returns a cycle of operations, as indices into [`ops`](Self::ops): each waits for the next, and the last for the

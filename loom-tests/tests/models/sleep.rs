@@ -196,7 +196,7 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
             });
             let its_lane = Arc::clone(&lane);
             let maker = made_by_another.then(|| thread::spawn(move || make(&its_lane, &work)));
-            lane.sleep().park(1);
+            lane.sleep().park(1, lane.sleep().wakes_of(1));
             [Some(sleeper), Some(searcher), maker]
         });
         // The sleeper does not join these threads itself: they may unpark it again, and in loom a thread that can be

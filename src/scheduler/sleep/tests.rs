@@ -117,7 +117,7 @@ fn a_woken_worker_is_a_searcher_and_not_announced() {
     let sleep = with_threads();
     sleep.announce(70, SearchState::Inactive, ParkKind::Untimed);
     sleep.notify();
-    sleep.park(70);
+    sleep.park(70, sleep.wakes_of(70));
     assert_eq!(sleepers(&sleep), []);
     assert_not_woken();
     assert!(sleep.stop_search());

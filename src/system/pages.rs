@@ -1,0 +1,117 @@
+//! Memory in whole pages, which returns to the system as soon as it is freed.
+//!
+//! An allocator keeps much of what a program frees: blocks between others that are in use, and what it expects to be
+//! needed again. So a program that once had a long backlog would occupy its memory forever.
+
+use std::{alloc::Layout, ptr::NonNull};
+
+#[cfg(all(target_os = "linux", not(any(miri, raddle_loom, raddle_shuttle, raddle_unpooled))))]
+mod imp {
+    use std::{alloc::Layout, ptr::null_mut};
+
+    /// Maps at least `len` bytes.
+    fn map(len: usize) -> *mut u8 {
+        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: the system chooses the place of the mapping, so it replaces no other one.
+        let memory = unsafe { libc::mmap(null_mut(), len, access, flags, -1, 0) };
+        if memory == libc::MAP_FAILED { null_mut() } else { memory.cast() }
+    }
+
+    /// # Safety
+    /// 1. The pages were mapped by [`map`], and nothing uses them any more.
+    unsafe fn unmap(memory: *mut u8, len: usize) {
+        if len > 0 {
+            // SAFETY: (1). If the process has too many mappings to split one, the pages stay mapped, but lose their
+            // memory.
+            unsafe {
+                if libc::munmap(memory.cast(), len) != 0 {
+                    libc::madvise(memory.cast(), len, libc::MADV_DONTNEED);
+                }
+            }
+        }
+    }
+
+    pub(super) fn allocate(layout: Layout) -> *mut u8 {
+        let (len, align) = (layout.size(), layout.align());
+        // The system places mappings side by side, so this one is mostly aligned if the last one was.
+        let memory = map(len);
+        if memory.is_null() || memory.addr() % align == 0 {
+            return memory;
+        }
+        // SAFETY: the mapping is new.
+        unsafe { unmap(memory, len) };
+        let memory = map(len + align);
+        if memory.is_null() {
+            return memory;
+        }
+        let before = memory.addr().next_multiple_of(align) - memory.addr();
+        let aligned = memory.wrapping_add(before);
+        // SAFETY: the mapping is new, and both parts are in it.
+        unsafe { unmap(memory, before) };
+        // SAFETY: as above.
+        unsafe { unmap(aligned.wrapping_add(len), align - before) };
+        aligned
+    }
+
+    /// # Safety
+    /// 1. As for [`free`](super::free).
+    pub(super) unsafe fn free(memory: *mut u8, layout: Layout) {
+        // SAFETY: (1).
+        unsafe { unmap(memory, layout.size()) }
+    }
+}
+
+#[cfg(not(all(target_os = "linux", not(any(miri, raddle_loom, raddle_shuttle, raddle_unpooled)))))]
+mod imp {
+    use std::alloc::Layout;
+
+    pub(super) fn allocate(layout: Layout) -> *mut u8 {
+        assert!(layout.size() > 0, "there is no memory of no size");
+        // SAFETY: the size is above zero.
+        unsafe { std::alloc::alloc_zeroed(layout) }
+    }
+
+    /// # Safety
+    /// 1. As for [`free`](super::free).
+    pub(super) unsafe fn free(memory: *mut u8, layout: Layout) {
+        // SAFETY: (1).
+        unsafe { std::alloc::dealloc(memory, layout) }
+    }
+}
+
+/// Allocates zeroed memory. On Linux, its size is a multiple of a page, at least that of `layout`.
+pub(crate) fn allocate(layout: Layout) -> NonNull<u8> {
+    NonNull::new(imp::allocate(layout)).unwrap_or_else(|| std::alloc::handle_alloc_error(layout))
+}
+
+/// Frees memory.
+///
+/// # Safety
+/// 1. The memory came from [`allocate`] with the same layout, and nothing uses it any more.
+pub(crate) unsafe fn free(memory: NonNull<u8>, layout: Layout) {
+    // SAFETY: (1).
+    unsafe { imp::free(memory.as_ptr(), layout) }
+}
+
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_aligned_and_zeroed_and_can_be_written() {
+        let layout = Layout::from_size_align(1 << 16, 1 << 16).expect("a layout");
+        let blocks: Vec<_> = (0..20).map(|_| allocate(layout)).collect();
+        for &block in &blocks {
+            assert_eq!(block.addr().get() % layout.align(), 0);
+            for at in (0..layout.size()).step_by(1000) {
+                // SAFETY: the byte is in the block.
+                let byte = unsafe { block.byte_add(at).as_mut() };
+                assert_eq!(std::mem::replace(byte, 1), 0);
+            }
+        }
+        for block in blocks {
+            // SAFETY: the block is used no more.
+            unsafe { free(block, layout) };
+        }
+    }
+}
