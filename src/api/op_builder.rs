@@ -24,7 +24,7 @@ use crate::{
         future_context::FutureContext,
         handle::OpHandle,
         op_context::OpContext,
-        operator::{Function, Operator},
+        operator::{Operator, OperatorFunction},
         token::Token,
         var::Var,
     },
@@ -32,9 +32,9 @@ use crate::{
     engine::{core::Core, push},
     error::{
         BoxError,
-        device::DeviceError,
+        device_error::DeviceError,
         op::Cause,
-        push::{Misfit, PushError},
+        push_error::{Misfit, PushError},
     },
     future::{future_task, held::Share},
     gpu,
@@ -47,7 +47,7 @@ use crate::{
         frame::Call,
         job::{self, HandleJob, Out, plain},
         limits::Limits,
-        members::Group,
+        members::GroupCore,
         spec::{self, Entries, Entry, Route, Spec},
         task::{ErasedJob, Job, flag},
     },
@@ -235,7 +235,7 @@ pub struct OpBuilder<'e, S = ()> {
     /// The source location reported for the push. Used only with `has_more`.
     location: Option<&'static Location<'static>>,
     /// The operation's group. Like the next three fields, used only with `flag::LIMITED`.
-    group: Option<&'e Arc<Group>>,
+    group: Option<&'e Arc<GroupCore>>,
     deadline: Option<Instant>,
     /// The family of a child.
     family: Option<&'e Family>,
@@ -290,7 +290,7 @@ impl<'e, S> OpBuilder<'e, S> {
     }
 
     /// Returns a builder for an operation in a group.
-    pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &'e Arc<Group>, scope: S) -> Self {
+    pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &'e Arc<GroupCore>, scope: S) -> Self {
         let mut builder = Self::new(core, name, scope);
         builder.is_plain = false;
         builder.owned.spec.flags |= flag::LIMITED;
@@ -483,7 +483,7 @@ impl<'e, S> OpBuilder<'e, S> {
     fn declare<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>, mode: Mode) -> Self {
         // `extend` would cost more for a few variables, since it prepares for many.
         for variable in variables {
-            self.owned.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: spec::Refs::None });
+            self.owned.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: spec::RefKind::None });
         }
         self
     }
@@ -1208,7 +1208,7 @@ impl<'e> OpBuilder<'e> {
         mut self,
         accesses: &impl ScopedAccesses,
         flags: u16,
-        function: Function,
+        function: OperatorFunction,
     ) -> Result<Operator, PushError> {
         let core = self.core;
         if core.is_forked() {

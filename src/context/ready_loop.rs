@@ -96,8 +96,8 @@ impl ReadyLoop {
 
 /// Runs `f` as a ready loop of `core`.
 pub(crate) fn run<R>(core: &Arc<Core>, f: impl FnOnce(&ReadyLoop) -> R) -> R {
-    struct Leave<'c>(&'c Cell<*const ReadyLoop>, *const ReadyLoop);
-    impl Drop for Leave<'_> {
+    struct LeaveLoop<'c>(&'c Cell<*const ReadyLoop>, *const ReadyLoop);
+    impl Drop for LeaveLoop<'_> {
         fn drop(&mut self) {
             self.0.set(self.1);
         }
@@ -110,7 +110,7 @@ pub(crate) fn run<R>(core: &Arc<Core>, f: impl FnOnce(&ReadyLoop) -> R) -> R {
         let (deferred, epilogues) = (RefCell::default(), RefCell::default());
         let on_device = no_wait::in_device_function();
         let ready_loop = ReadyLoop { core: ptr::from_ref(core), deferred, epilogues, depth, on_device, parent };
-        let _leave = Leave(innermost, parent);
+        let _leave = LeaveLoop(innermost, parent);
         innermost.set(&raw const ready_loop);
         f(&ready_loop)
     })
@@ -158,14 +158,14 @@ thread_static!(static IN_PLACE: Cell<usize> = Cell::new(0));
 
 /// Calls `f`, which runs an operation on the stack of a waiting thread, or ends a family inside a child's epilogue.
 pub(crate) fn in_place<R>(f: impl FnOnce() -> R) -> R {
-    struct Leave;
-    impl Drop for Leave {
+    struct LeavePlace;
+    impl Drop for LeavePlace {
         fn drop(&mut self) {
             IN_PLACE.with(|depth| depth.set(depth.get() - 1));
         }
     }
     IN_PLACE.with(|depth| depth.set(depth.get() + 1));
-    let _leave = Leave;
+    let _leave = LeavePlace;
     f()
 }
 

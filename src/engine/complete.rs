@@ -3,7 +3,7 @@
 use crate::{
     engine::core::Core,
     error::{
-        device::DeviceError,
+        device_error::DeviceError,
         op::{Cause, OpError},
     },
     notify::pending::Ticket,

@@ -13,7 +13,7 @@ use crate::{
         frame::{self, Call, Frame, Holds},
         job::plain,
         limits::Limits,
-        members::Group,
+        members::GroupCore,
         spec::Spec,
         task::{Cleanup, ErasedJob, Task, flag},
     },
@@ -128,7 +128,7 @@ fn finish_completed(core: &Arc<Core>, completed: Completed) {
 
 /// Runs `f`, program code from an operation's epilogue. If `group` is `Some`, the operation is still counted there. A
 /// panic becomes a failure that `wait_for_all` returns.
-pub(crate) fn run_program_code(core: &Arc<Core>, op: &Op<Task>, group: Option<&Arc<Group>>, f: impl FnOnce()) {
+pub(crate) fn run_program_code(core: &Arc<Core>, op: &Op<Task>, group: Option<&Arc<GroupCore>>, f: impl FnOnce()) {
     // The code may take a long time, so other workers must be able to steal the operation in the slot.
     worker_thread::share_slot();
     let run = |frame: &Frame| frame.in_group(group, None, f);

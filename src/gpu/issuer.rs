@@ -41,7 +41,7 @@ use crate::{
     },
     engine::{complete, core::Core, disposition, epilogue, run, stop},
     error::{
-        device::DeviceError,
+        device_error::DeviceError,
         op::{Cause, OpError},
     },
     observe::record,

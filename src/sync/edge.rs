@@ -272,7 +272,7 @@ edges! {
 
     /// An operation in a queue, and the writes before it, for a waiter that looks for it through its handle.
     publish {
-        /// `Place::publish`.
+        /// `WaitersPlace::publish`.
         ReleaseSide PUBLISHED;
         /// `Cancellable::claim_ready`.
         AcquireSide CLAIMED;
