@@ -20,18 +20,22 @@ use std::{
     sync::Arc,
 };
 
+use smallvec::SmallVec;
+
 use crate::{
     context::{running, worker_thread::yield_worker},
     engine::core::Core,
+    error::op::OpError,
+    notify::pending::Ticket,
     op::{
-        ending::{Epilogue, Epilogues},
         frame::{self, seen},
         no_wait,
-        task::Task,
+        task::{Cleanup, Task},
     },
     sync::thread_static,
     system::stack,
-    tracker::{OpRef, ReadyList},
+    trace::Outcome,
+    tracker::{Hold, OpRef, ReadyList},
 };
 
 /// The nesting depth at which ready operations are left to outer loops. Not tuned: this is deep enough for intentional
@@ -41,6 +45,59 @@ const MAX_DEPTH: usize = 64;
 /// The maximum number of operations that a wait examines in one loop. Not tuned: examining one operation takes a few
 /// microseconds.
 const MAX_LOOKS: usize = 32;
+
+/// The work left for a complete operation after its successors have been dispatched.
+#[must_use = "the operation must still be counted out"]
+pub(crate) enum Epilogue {
+    /// The operation is not complete, or it is ended elsewhere.
+    Nothing,
+    /// The operation only has to be counted out.
+    CountOut(Ticket),
+    /// Program code must run before the operation is counted out: the function's drop, wakers, the drops of values. The
+    /// result has been set.
+    CleanUp(Completed),
+    /// The operation is asynchronous and has started. Program code remains to be run here; the operation ends and is
+    /// counted out elsewhere.
+    Started(Hold<Task>, Cleanup),
+    /// Not an epilogue: runs another engine's ready operation, which must not run inside the function of a device
+    /// operation and is left to a loop outside that function.
+    Other(Box<dyn FnOnce() + Send>),
+}
+
+/// The epilogues of several operations, in order of completion.
+pub(crate) type Epilogues = SmallVec<[Epilogue; 2]>;
+
+/// Whether the function of an operation was called.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FnState {
+    Called,
+    /// The operation is asynchronous: its function was called and may still be running, so ending the operation must
+    /// not touch the function.
+    MayRun,
+    /// The function was not called and must be dropped in the epilogue.
+    NotCalled,
+}
+
+impl FnState {
+    /// Returns the outcome of an operation with this result.
+    pub(crate) fn outcome(self, result: &Result<(), OpError>) -> Outcome {
+        match result {
+            Ok(()) => Outcome::Succeeded,
+            Err(_) if self == Self::NotCalled => Outcome::Skipped,
+            Err(_) => Outcome::Failed,
+        }
+    }
+}
+
+/// A complete operation whose result has been set, with the program code that must still run.
+pub(crate) struct Completed {
+    pub(crate) op: Hold<Task>,
+    pub(crate) result: Result<(), OpError>,
+    /// Failures that the operation has cleared or that other failures have replaced. They are dropped in the epilogue.
+    pub(crate) ended: Vec<OpError>,
+    pub(crate) function: FnState,
+    pub(crate) cleanup: Cleanup,
+}
 
 /// A loop that runs ready operations on this thread.
 pub(crate) struct ReadyLoop {

@@ -40,7 +40,7 @@ use std::{
 };
 
 use crate::{
-    context::ready_loop,
+    context::ready_loop::{self, Epilogue, FnState},
     engine::core::Core,
     error::{
         op::OpError,
@@ -50,7 +50,6 @@ use crate::{
     notify::{family_count::FamilyCount, waiters::Nested},
     op::{
         cancellable::WaitersPlace,
-        ending::{Epilogue, FnState},
         frame::Frame,
         kin::{Kin, KinShare},
         limits::Limits,
