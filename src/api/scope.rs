@@ -15,7 +15,7 @@ use crate::{
         engine::Engine,
         group::Group,
         handle::OpHandle,
-        op_builder::OpBuilder,
+        op_builder::{OpBuilder, unless_refused},
         op_context::OpContext,
         scoped_var::ScopedVar,
     },
@@ -438,7 +438,7 @@ impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
         if self.scope.scoped.runs_in_place() {
             return self.submit_erased(location, accesses, f).map(drop);
         }
-        self.check(location, accesses)?;
+        let f = unless_refused(f, self.check(location, accesses))?;
         let scope = self.scope;
         self.enqueue_in_group(location, ErasedJob::new(plain(f)), None, Some(&scope.scoped))
     }
@@ -487,16 +487,12 @@ impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
         accesses: &impl ScopedAccesses,
         f: ScopeFunction<'static>,
     ) -> Result<OpHandle<()>, PushError> {
-        self.check(location, accesses)?;
+        let f = unless_refused(f, self.check(location, accesses))?;
         let shared = job::shared(&self.owned.spec, location, job::returning(f));
         let (core, scope) = (self.core, self.scope);
-        self.enqueue_in_group(
-            location,
-            ErasedJob::new(HandleJob::new(Arc::clone(&shared))),
-            None,
-            Some(&scope.scoped),
-        )?;
-        let shared: Arc<Handled<()>> = shared;
+        let job = ErasedJob::new(HandleJob::new(Arc::clone(&shared)));
+        let pushed = self.enqueue_in_group(location, job, None, Some(&scope.scoped));
+        let shared: Arc<Handled<()>> = unless_refused(shared, pushed)?;
         scope.scoped.add_member(&shared);
         Ok(OpHandle::new(shared, core))
     }
