@@ -171,7 +171,8 @@ impl Limits {
     }
 
     fn own(&self) -> &LimitsState {
-        // SAFETY: nothing changes while the callers of the next three methods may use the result.
+        // SAFETY: nothing changes while the callers may use the result. `group`, `kin` and `parent_of` say which
+        // threads may call them, and `end` and `must_leave` are called by the thread that ends the operation.
         self.own.with(|own| unsafe { &*own })
     }
 
