@@ -2,7 +2,8 @@
 //! operation that made them ready.
 //!
 //! A loop lives on the stack of the thread that runs it and is linked into that thread's list, innermost first. It
-//! ends, and leaves the list, once it has no operation or epilogue left to run.
+//! ends, and leaves the list, once it has no operation or epilogue left to run. An [`Epilogue`] is what a
+//! [run](crate::engine::run) leaves to be done after its successors have been dispatched.
 //!
 //! # Who may touch what
 //!
