@@ -259,7 +259,7 @@ unsafe impl<T> Sync for Captured<T> {}
 impl<T> Read<'_, T> {
     #[inline(always)]
     fn entry(&self) -> Entry {
-        Entry { cell: self.0.ptr(), mode: Mode::Read, refs: spec::Refs::Shared }
+        Entry { cell: self.0.ptr(), mode: Mode::Read, refs: spec::RefKind::Shared }
     }
 }
 
@@ -313,7 +313,7 @@ impl<T: Send + Sync + 'static> ScopedAccesses for Read<'_, T> {
 impl<T> Write<'_, T> {
     #[inline(always)]
     fn entry(&self) -> Entry {
-        Entry { cell: self.var.ptr(), mode: self.mode, refs: spec::Refs::Exclusive }
+        Entry { cell: self.var.ptr(), mode: self.mode, refs: spec::RefKind::Exclusive }
     }
 }
 

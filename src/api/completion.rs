@@ -10,7 +10,7 @@ use crate::{
     engine::core::Core,
     error::{BoxError, deadlock::Pushed, op::Cause},
     op::{
-        frame::{self, Call, Declared},
+        frame::{self, Call, DeclaredAs},
         task::Task,
     },
     sync::{
@@ -71,8 +71,8 @@ impl Completion {
     }
 
     /// Returns the operation's name and push location, and how it declares the variable whose queue is `queue`.
-    pub(super) fn declared(&self, queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, Declared) {
-        let Some((right, _)) = &self.of else { return (None, Declared::No) };
+    pub(super) fn declared(&self, queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, DeclaredAs) {
+        let Some((right, _)) = &self.of else { return (None, DeclaredAs::No) };
         let task = right.task();
         (Some((task.name().clone(), task.location())), frame::declared_by(right, queue))
     }

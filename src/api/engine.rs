@@ -24,9 +24,9 @@ use crate::{
     },
     error::{
         build::{BuildError, ShutdownError},
-        device::DeviceError,
+        device_error::DeviceError,
         op::OpError,
-        push::{FORKED, PushError},
+        push_error::{FORKED, PushError},
         wait::WaitError,
     },
     observe::{record, snapshot},

@@ -3,7 +3,7 @@
 use std::{fmt, ops::Deref, sync::Arc};
 
 use super::{engine::Engine, token::Token, var::Var};
-use crate::{error::push::PushError, future::held::Share, group::family::Family};
+use crate::{error::push_error::PushError, future::held::Share, group::family::Family};
 
 /// The context of an operation that is a [future](crate::OpBuilder::push_future), or of acquired variables: a handle to
 /// the engine, plus what the operation needs to push children.

@@ -11,7 +11,7 @@ use crate::{
     error::wait::WaitError,
     group::room,
     notify::claim::Cancel,
-    op::members,
+    op::members::GroupCore,
     values::Name,
     wait,
 };
@@ -34,7 +34,7 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn group(&self) -> Group {
-        Group { core: Arc::clone(self.core()), shared: members::Group::new(None) }
+        Group { core: Arc::clone(self.core()), shared: GroupCore::new(None) }
     }
 }
 
@@ -69,7 +69,7 @@ impl Engine {
 #[derive(Clone)]
 pub struct Group {
     core: Arc<Core>,
-    shared: Arc<members::Group>,
+    shared: Arc<GroupCore>,
 }
 
 impl fmt::Debug for Group {
@@ -80,7 +80,7 @@ impl fmt::Debug for Group {
 
 impl Group {
     /// Creates a handle to a group.
-    pub(super) fn of(core: &Arc<Core>, shared: &Arc<members::Group>) -> Self {
+    pub(super) fn of(core: &Arc<Core>, shared: &Arc<GroupCore>) -> Self {
         Self { core: Arc::clone(core), shared: Arc::clone(shared) }
     }
 
@@ -115,7 +115,7 @@ impl Group {
     /// ```
     #[must_use]
     pub fn group(&self) -> Self {
-        Self { core: Arc::clone(&self.core), shared: members::Group::new(Some(Arc::clone(&self.shared))) }
+        Self { core: Arc::clone(&self.core), shared: GroupCore::new(Some(Arc::clone(&self.shared))) }
     }
 
     /// Limits the number of pending operations in the group, including those in nested groups. The limit belongs to the

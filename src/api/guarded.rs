@@ -11,10 +11,10 @@ use super::{completion::Completion, token::Token};
 use crate::{
     error::{
         deadlock::Pushed,
-        guarded::{UseError, UseErrorKind},
+        use_error::{UseError, UseErrorKind},
     },
     op::{
-        frame::{self, Declared},
+        frame::{self, DeclaredAs},
         variable::VarCell,
     },
     sync::{Mutex, lock},
@@ -155,7 +155,7 @@ impl<T> Guarded<T> {
     fn read_as(
         &self,
         location: &'static Location<'static>,
-        declared: impl FnOnce() -> (Option<Pushed>, Declared),
+        declared: impl FnOnce() -> (Option<Pushed>, DeclaredAs),
     ) -> Result<GuardedRef<'_, T>, UseError> {
         let user = self.check(Use::Read, location, declared)?;
         let value = match self.value.try_read() {
@@ -170,7 +170,7 @@ impl<T> Guarded<T> {
     fn write_as(
         &self,
         location: &'static Location<'static>,
-        declared: impl FnOnce() -> (Option<Pushed>, Declared),
+        declared: impl FnOnce() -> (Option<Pushed>, DeclaredAs),
     ) -> Result<GuardedMut<'_, T>, UseError> {
         let user = self.check(Use::Write, location, declared)?;
         let value = match self.value.try_write() {
@@ -188,14 +188,14 @@ impl<T> Guarded<T> {
         &self,
         how: Use,
         location: &'static Location<'static>,
-        declared: impl FnOnce() -> (Option<Pushed>, Declared),
+        declared: impl FnOnce() -> (Option<Pushed>, DeclaredAs),
     ) -> Result<Option<Pushed>, UseError> {
         if !cfg!(debug_assertions) {
             return Ok(None);
         }
         match declared() {
-            (user, Declared::No) => Err(self.refuse(UseErrorKind::Undeclared, location, user)),
-            (user, Declared::Read) if how == Use::Write => Err(self.refuse(UseErrorKind::OnlyRead, location, user)),
+            (user, DeclaredAs::No) => Err(self.refuse(UseErrorKind::Undeclared, location, user)),
+            (user, DeclaredAs::Read) if how == Use::Write => Err(self.refuse(UseErrorKind::OnlyRead, location, user)),
             (user, _) => Ok(user),
         }
     }

@@ -12,7 +12,7 @@ use std::{
 use crate::{
     context::core_ref::CoreRef,
     engine::core::Core,
-    error::{push::PushError, wait::WaitError},
+    error::{push_error::PushError, wait::WaitError},
     notify::{claim::Cancel, oneshot::Waiter, wakers::Wakers},
     op::{
         cancellable::{Cancellable, Function, Handled},

@@ -24,7 +24,7 @@ use crate::{
         future_context::FutureContext,
         handle::OpHandle,
         op_context::OpContext,
-        operator::{Function, Operator},
+        operator::{Operator, OperatorFunction},
         token::Token,
         var::Var,
     },
@@ -32,9 +32,9 @@ use crate::{
     engine::{core::Core, push},
     error::{
         BoxError,
-        device::DeviceError,
+        device_error::DeviceError,
         op::Cause,
-        push::{Misfit, PushError},
+        push_error::{Misfit, PushError},
     },
     future::{future_task, held::Share},
     gpu,
@@ -47,7 +47,7 @@ use crate::{
         frame::Call,
         job::{self, HandleJob, Out, plain},
         limits::Limits,
-        members::Group,
+        members::GroupCore,
         spec::{self, Entries, Entry, Route, Spec},
         task::{ErasedJob, Job, flag},
     },
@@ -84,6 +84,29 @@ unsafe fn call_with<A: Accesses>(
     let cx = OpContext::new(call);
     // SAFETY: (1) and (2).
     f(unsafe { A::refs(captured, &cx) })
+}
+
+/// Starts an operation that is a future with the accesses `A`.
+///
+/// # Safety
+/// 1. `captured` came from `A::capture`, the operation of `call` declares the accesses of that `A`, so it holds their
+///    variables while it has shares, and this is called at most once.
+/// 2. The push refuses aliases.
+unsafe fn start_future<A, F, Fut, R>(
+    call: &Call<'_>,
+    captured: &A::Captured,
+    priority: i32,
+    out: Option<Out<R>>,
+    f: F,
+) -> Result<(), Cause>
+where
+    A: Accesses,
+    F: FnOnce(A::Guards) -> Fut,
+    Fut: Future<Output = Result<R, Cause>> + Send + 'static,
+    R: Send + 'static,
+{
+    // SAFETY: (1) and (2).
+    future_task::start(call, priority, out, |share: &Share| f(unsafe { A::guards(captured, share) }))
 }
 
 /// Returns the flags of operations of this kind.
@@ -235,7 +258,7 @@ pub struct OpBuilder<'e, S = ()> {
     /// The source location reported for the push. Used only with `has_more`.
     location: Option<&'static Location<'static>>,
     /// The operation's group. Like the next three fields, used only with `flag::LIMITED`.
-    group: Option<&'e Arc<Group>>,
+    group: Option<&'e Arc<GroupCore>>,
     deadline: Option<Instant>,
     /// The family of a child.
     family: Option<&'e Family>,
@@ -290,7 +313,7 @@ impl<'e, S> OpBuilder<'e, S> {
     }
 
     /// Returns a builder for an operation in a group.
-    pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &'e Arc<Group>, scope: S) -> Self {
+    pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &'e Arc<GroupCore>, scope: S) -> Self {
         let mut builder = Self::new(core, name, scope);
         builder.is_plain = false;
         builder.owned.spec.flags |= flag::LIMITED;
@@ -483,7 +506,7 @@ impl<'e, S> OpBuilder<'e, S> {
     fn declare<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>, mode: Mode) -> Self {
         // `extend` would cost more for a few variables, since it prepares for many.
         for variable in variables {
-            self.owned.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: spec::Refs::None });
+            self.owned.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: spec::RefKind::None });
         }
         self
     }
@@ -797,17 +820,10 @@ impl<'e> OpBuilder<'e> {
         A: Accesses,
         F: for<'a> FnOnce(Refs<'a, A>) + Send + 'static,
     {
-        let location = Location::caller();
-        let captured = accesses.capture();
-        let f = move |call: &Call<'_>| {
-            let f = |refs: Refs<'_, A>| {
-                f(refs);
-                Ok(())
-            };
-            // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
-            unsafe { call_with::<A>(call, &captured, false, f) }
-        };
-        self.enqueue_job(location, &accesses, plain(f))
+        self.enqueue_function(Location::caller(), &accesses, |refs| {
+            f(refs);
+            Ok(())
+        })
     }
 
     /// Pushes an operation whose function may fail. An `Err` fails every variable that the operation mutates, and later
@@ -835,14 +851,7 @@ impl<'e> OpBuilder<'e> {
         A: Accesses,
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<(), BoxError> + Send + 'static,
     {
-        let location = Location::caller();
-        let captured = accesses.capture();
-        let f = move |call: &Call<'_>| {
-            let f = |refs: Refs<'_, A>| f(refs).map_err(Cause::Error);
-            // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
-            unsafe { call_with::<A>(call, &captured, false, f) }
-        };
-        self.enqueue_job(location, &accesses, plain(f))
+        self.enqueue_function(Location::caller(), &accesses, |refs| f(refs).map_err(Cause::Error))
     }
 
     /// Pushes an operation whose function returns a value, and returns a handle to the result.
@@ -869,19 +878,7 @@ impl<'e> OpBuilder<'e> {
         F: for<'a> FnOnce(Refs<'a, A>) -> R + Send + 'static,
         R: Send + 'static,
     {
-        let location = Location::caller();
-        let captured = accesses.capture();
-        let f = move |call: &Call<'_>, mut out: Out<R>| {
-            let f = |refs: Refs<'_, A>| {
-                let value = f(refs);
-                // SAFETY: (1): the operation ends when this function has returned.
-                unsafe { out.set(value) };
-                Ok(())
-            };
-            // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
-            unsafe { call_with::<A>(call, &captured, true, f) }
-        };
-        self.enqueue_returning(location, &accesses, f)
+        self.enqueue_returning(Location::caller(), &accesses, |refs| Ok(f(refs)))
     }
 
     /// Pushes an operation whose function returns a value or an error, and returns a handle to the result. An `Err`
@@ -907,19 +904,7 @@ impl<'e> OpBuilder<'e> {
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, BoxError> + Send + 'static,
         R: Send + 'static,
     {
-        let location = Location::caller();
-        let captured = accesses.capture();
-        let f = move |call: &Call<'_>, mut out: Out<R>| {
-            let f = |refs: Refs<'_, A>| {
-                let value = f(refs).map_err(Cause::Error)?;
-                // SAFETY: (1): the operation ends when this function has returned.
-                unsafe { out.set(value) };
-                Ok(())
-            };
-            // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
-            unsafe { call_with::<A>(call, &captured, true, f) }
-        };
-        self.enqueue_returning(location, &accesses, f)
+        self.enqueue_returning(Location::caller(), &accesses, |refs| f(refs).map_err(Cause::Error))
     }
 
     // ----------------------------------------------------------------------------------------------------- copies ----
@@ -1016,7 +1001,7 @@ impl<'e> OpBuilder<'e> {
     /// See [`PushError`]. On error, the operation never runs. A device operation is refused with
     /// [`Misfit::FutureOnDevice`].
     #[track_caller]
-    pub fn push_future<A, F, Fut>(mut self, accesses: A, f: F) -> Result<(), PushError>
+    pub fn push_future<A, F, Fut>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
         F: FnOnce(A::Guards) -> Fut + Send + 'static,
@@ -1048,7 +1033,7 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// Returns the errors of [`push_future`](Self::push_future).
     #[track_caller]
-    pub fn try_push_future<A, F, Fut>(mut self, accesses: A, f: F) -> Result<(), PushError>
+    pub fn try_push_future<A, F, Fut>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
         F: FnOnce(A::Guards) -> Fut + Send + 'static,
@@ -1078,7 +1063,7 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// Returns the errors of [`push_future`](Self::push_future).
     #[track_caller]
-    pub fn submit_future<A, F, Fut, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    pub fn submit_future<A, F, Fut, R>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
         F: FnOnce(A::Guards) -> Fut + Send + 'static,
@@ -1105,7 +1090,7 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// Returns the errors of [`push_future`](Self::push_future).
     #[track_caller]
-    pub fn try_submit_future<A, F, Fut, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
+    pub fn try_submit_future<A, F, Fut, R>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
         F: FnOnce(A::Guards) -> Fut + Send + 'static,
@@ -1195,20 +1180,14 @@ impl<'e> OpBuilder<'e> {
     {
         let mut builder = if self.property == Property::Normal { self.property(lane) } else { self };
         builder.owned.spec.flags |= flag::COPY;
-        let captured = accesses.capture();
-        let f = move |call: &Call<'_>| {
-            let f = |refs: Refs<'_, A>| copy(refs).map_err(|error| Cause::Error(error.into()));
-            // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
-            unsafe { call_with::<A>(call, &captured, false, f) }
-        };
-        builder.enqueue_job(location, &accesses, plain(f))
+        builder.enqueue_function(location, &accesses, |refs| copy(refs).map_err(|error| Cause::Error(error.into())))
     }
 
     fn into_operator(
         mut self,
         accesses: &impl ScopedAccesses,
         flags: u16,
-        function: Function,
+        function: OperatorFunction,
     ) -> Result<Operator, PushError> {
         let core = self.core;
         if core.is_forked() {
@@ -1244,7 +1223,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     fn enqueue_future<A, F, Fut>(
-        &mut self,
+        mut self,
         location: &'static Location<'static>,
         accesses: &A,
         f: F,
@@ -1254,20 +1233,14 @@ impl<'e> OpBuilder<'e> {
         F: FnOnce(A::Guards) -> Fut + Send + 'static,
         Fut: Future<Output = Result<(), Cause>> + Send + 'static,
     {
-        let location = self.site(location);
-        self.finish_future(accesses)?;
-        let (captured, priority) = (accesses.capture(), self.owned.spec.priority);
-        let start = move |call: &Call<'_>| {
-            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, and it holds their variables
-            // while it has shares. (2): the push refuses aliases, and the operation runs once.
-            let guards = |share: &Share| unsafe { A::guards(&captured, share) };
-            future_task::start(call, priority, None, |share| f(guards(share)))
-        };
-        self.enqueue_finished(location, plain(start))
+        let (captured, priority) = self.finish_future(accesses)?;
+        // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
+        let start = move |call: &Call<'_>| unsafe { start_future::<A, _, _, _>(call, &captured, priority, None, f) };
+        self.enqueue_finished(location, |_, _| plain(start))
     }
 
     fn enqueue_returning_future<A, F, Fut, R>(
-        &mut self,
+        mut self,
         location: &'static Location<'static>,
         accesses: &A,
         f: F,
@@ -1278,52 +1251,93 @@ impl<'e> OpBuilder<'e> {
         Fut: Future<Output = Result<R, Cause>> + Send + 'static,
         R: Send + 'static,
     {
-        let location = self.site(location);
-        self.finish_future(accesses)?;
-        let (captured, priority) = (accesses.capture(), self.owned.spec.priority);
+        let (captured, priority) = self.finish_future(accesses)?;
         let start = move |call: &Call<'_>, out: Out<R>| {
-            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, and it holds their variables
-            // while it has shares. (2): the push refuses aliases, and the operation runs once.
-            let guards = |share: &Share| unsafe { A::guards(&captured, share) };
-            future_task::start(call, priority, Some(out), |share| f(guards(share)))
+            // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
+            unsafe { start_future::<A, _, _, _>(call, &captured, priority, Some(out), f) }
         };
-        let shared = job::shared(&self.owned.spec, location, start);
-        let core = self.core;
-        self.enqueue_finished(location, HandleJob::new(Arc::clone(&shared)))?;
-        Ok(OpHandle::new(shared, core))
+        let (core, mut handle) = (self.core, None);
+        let pushed =
+            self.enqueue_finished(location, |spec, location| with_handle(core, spec, location, start, &mut handle));
+        unless_refused(handle, pushed).map(|handle| handle.expect("a push makes the job before it succeeds"))
     }
 
-    /// Calls [`finish`](Self::finish) for an operation that is a future. Returns an error if it is a device operation.
-    fn finish_future<A: ScopedAccesses>(&mut self, accesses: &A) -> Result<(), PushError> {
+    /// Calls [`finish`](Self::finish) for an operation that is a future, and returns its pointers and its priority.
+    /// Returns an error if it is a device operation.
+    fn finish_future<A: Accesses>(&mut self, accesses: &A) -> Result<(A::Captured, i32), PushError> {
         const { assert!(A::KIND.is(Kind::Function), "a future receives neither a stream nor a completion") }
         if self.device != Device::Cpu {
             return Err(PushError::Unfit(Misfit::FutureOnDevice));
         }
-        self.finish(accesses, flag::ASYNC)
+        self.finish(accesses, flag::ASYNC)?;
+        Ok((accesses.capture(), self.owned.spec.priority))
     }
 
-    /// Enqueues an operation without a handle. Inlined, so that the compiler does not build the
+    #[inline(always)]
+    fn enqueue_function<A, F>(self, location: &'static Location<'static>, accesses: &A, f: F) -> Result<(), PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(Refs<'a, A>) -> Result<(), Cause> + Send + 'static,
+    {
+        let captured = accesses.capture();
+        // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
+        let f = move |call: &Call<'_>| unsafe { call_with::<A>(call, &captured, false, f) };
+        self.enqueue_made(location, accesses, |_, _| plain(f))
+    }
+
+    #[inline(always)]
+    fn enqueue_returning<A, F, R>(
+        self,
+        location: &'static Location<'static>,
+        accesses: &A,
+        f: F,
+    ) -> Result<OpHandle<R>, PushError>
+    where
+        A: Accesses,
+        F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, Cause> + Send + 'static,
+        R: Send + 'static,
+    {
+        let captured = accesses.capture();
+        let f = move |call: &Call<'_>, mut out: Out<R>| {
+            let f = |refs: Refs<'_, A>| {
+                let value = f(refs)?;
+                // SAFETY: (1): the operation ends when this function has returned.
+                unsafe { out.set(value) };
+                Ok(())
+            };
+            // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
+            unsafe { call_with::<A>(call, &captured, true, f) }
+        };
+        let (core, mut handle) = (self.core, None);
+        let make = |spec: &Spec, location| with_handle(core, spec, location, f, &mut handle);
+        let pushed = self.enqueue_made(location, accesses, make);
+        unless_refused(handle, pushed).map(|handle| handle.expect("a push makes the job before it succeeds"))
+    }
+
+    /// Enqueues an operation for which `make` creates the job. Inlined, so that the compiler does not build the
     /// description of a plain operation in memory: it knows the number of accesses, and that no property was set.
     #[inline(always)]
-    fn enqueue_job<A: ScopedAccesses, J: Job>(
+    fn enqueue_made<A: ScopedAccesses, J: Job>(
         mut self,
         location: &'static Location<'static>,
         accesses: &A,
-        job: J,
+        make: impl FnOnce(&Spec, &'static Location<'static>) -> J,
     ) -> Result<(), PushError> {
         if const { !A::KIND.is(Kind::Function) } {
-            return self.enqueue_kind(location, accesses, job);
+            return self.enqueue(location, accesses, const { flags_of(A::KIND) }, make);
         }
         if const { is_counted::<A>() } && self.is_plain && self.owned.entries.is_empty() {
+            let job = make(&self.owned.spec, location);
             let (core, name) = self.into_plain();
             return push_counted(core, name, location, accesses, job);
         }
         accesses.declare(&mut List(&mut self.owned.entries));
         if self.is_straight() {
+            let job = make(&self.owned.spec, location);
             let (core, name, entries) = self.into_straight();
             return push::push_plain(core, name, location, entries, job);
         }
-        self.enqueue_declared(location, job)
+        self.enqueue(location, &(), 0, make)
     }
 
     /// Whether [`push_plain`](push::push_plain) may push the operation, whose accesses have been declared.
@@ -1352,100 +1366,42 @@ impl<'e> OpBuilder<'e> {
         (this.core, this.owned.spec.name.as_static().unwrap_or_default())
     }
 
-    /// Enqueues an operation with a handle, and returns the handle. Inlined, as [`enqueue_job`](Self::enqueue_job) is.
-    #[inline(always)]
-    fn enqueue_returning<A, F, R>(
-        mut self,
-        location: &'static Location<'static>,
-        accesses: &A,
-        f: F,
-    ) -> Result<OpHandle<R>, PushError>
-    where
-        A: ScopedAccesses,
-        F: FnOnce(&Call<'_>, Out<R>) -> Result<(), Cause> + Send + 'static,
-        R: Send + 'static,
-    {
-        if const { !A::KIND.is(Kind::Function) } {
-            let shared = job::shared(&self.owned.spec, self.site(location), f);
-            let core = self.core;
-            self.enqueue_kind(location, accesses, HandleJob::new(Arc::clone(&shared)))?;
-            return Ok(OpHandle::new(shared, core));
-        }
-        if const { is_counted::<A>() } && self.is_plain && self.owned.entries.is_empty() {
-            let (core, name) = self.into_plain();
-            let (job, handle) = with_handle(core, name, location, f);
-            push_counted(core, name, location, accesses, job)?;
-            return Ok(handle);
-        }
-        accesses.declare(&mut List(&mut self.owned.entries));
-        if self.is_straight() {
-            let (core, name, entries) = self.into_straight();
-            let (job, handle) = with_handle(core, name, location, f);
-            push::push_plain(core, name, location, entries, job)?;
-            return Ok(handle);
-        }
-        self.enqueue_declared_returning(location, f)
-    }
-
-    /// Enqueues an operation whose accesses have been declared, and returns its handle.
+    /// Enqueues an operation that no shorter way pushes. Takes the builder by value: with a reference, the caller would
+    /// have to build the description in memory even if it takes such a way.
     #[inline(never)]
-    fn enqueue_declared_returning<F, R>(
+    fn enqueue<J: Job>(
         mut self,
-        location: &'static Location<'static>,
-        f: F,
-    ) -> Result<OpHandle<R>, PushError>
-    where
-        F: FnOnce(&Call<'_>, Out<R>) -> Result<(), Cause> + Send + 'static,
-        R: Send + 'static,
-    {
-        let location = self.site(location);
-        let shared = job::shared(&self.owned.spec, location, f);
-        let core = self.core;
-        self.enqueue(location, &(), 0, HandleJob::new(Arc::clone(&shared)))?;
-        Ok(OpHandle::new(shared, core))
-    }
-
-    /// Enqueues an operation whose accesses include a stream or a completion.
-    #[inline(never)]
-    fn enqueue_kind<A: ScopedAccesses>(
-        mut self,
-        location: &'static Location<'static>,
-        accesses: &A,
-        job: impl Job,
-    ) -> Result<(), PushError> {
-        if A::KIND.is(Kind::Stream) && self.device == Device::Cpu {
-            // Dropped here, for the reason given in `Core::push`.
-            drop(job);
-            return Err(PushError::Unfit(Misfit::NotOnDevice));
-        }
-        self.enqueue(location, accesses, const { flags_of(A::KIND) }, job)
-    }
-
-    /// Enqueues an operation whose accesses have been declared. Takes the builder by value: with a reference, the
-    /// caller would have to build the description in memory even if it then calls `push_plain`.
-    #[inline(never)]
-    fn enqueue_declared(mut self, location: &'static Location<'static>, job: impl Job) -> Result<(), PushError> {
-        self.enqueue(location, &(), 0, job)
-    }
-
-    #[inline]
-    fn enqueue(
-        &mut self,
         location: &'static Location<'static>,
         accesses: &impl ScopedAccesses,
         flags: u16,
-        work: impl Job,
+        make: impl FnOnce(&Spec, &'static Location<'static>) -> J,
     ) -> Result<(), PushError> {
-        let location = self.site(location);
-        self.finish(accesses, flags)?;
-        self.enqueue_finished(location, work)
+        let finished = if flags & flag::DEVICE != 0 && self.device == Device::Cpu {
+            Err(PushError::Unfit(Misfit::NotOnDevice))
+        } else {
+            self.finish(accesses, flags)
+        };
+        match finished {
+            Ok(()) => self.enqueue_finished(location, make),
+            Err(error) => {
+                // Dropped here, for the reason given in `Core::push`.
+                drop(make);
+                Err(error)
+            }
+        }
     }
 
-    fn enqueue_finished(&mut self, location: &'static Location<'static>, work: impl Job) -> Result<(), PushError> {
+    fn enqueue_finished<J: Job>(
+        &mut self,
+        location: &'static Location<'static>,
+        make: impl FnOnce(&Spec, &'static Location<'static>) -> J,
+    ) -> Result<(), PushError> {
+        let location = self.site(location);
+        let job = ErasedJob::new(make(&self.owned.spec, location));
         if self.owned.spec.flags & flag::LIMITED == 0 {
-            self.core.push(&self.owned.spec, location, &mut self.owned.entries, ErasedJob::new(work))
+            self.core.push(&self.owned.spec, location, &mut self.owned.entries, job)
         } else {
-            self.enqueue_limited(location, ErasedJob::new(work))
+            self.enqueue_limited(location, job)
         }
     }
 
@@ -1479,20 +1435,36 @@ impl<'e> OpBuilder<'e> {
     }
 }
 
-/// Creates the job and the handle of a plain operation.
+/// Creates the job of an operation, and its `handle`.
 #[inline(always)]
 fn with_handle<F, R>(
     core: &Arc<Core>,
-    name: &'static str,
+    spec: &Spec,
     location: &'static Location<'static>,
     f: F,
-) -> (impl Job, OpHandle<R>)
+    handle: &mut Option<OpHandle<R>>,
+) -> HandleJob<F, R>
 where
     F: FnOnce(&Call<'_>, Out<R>) -> Result<(), Cause> + Send + 'static,
     R: Send + 'static,
 {
-    let shared = job::shared_plainly(name, location, f);
-    (HandleJob::new(Arc::clone(&shared)), OpHandle::new(shared, core))
+    let shared = job::shared(spec, location, f);
+    let job = HandleJob::new(Arc::clone(&shared));
+    *handle = Some(OpHandle::new(shared, core));
+    job
+}
+
+/// Returns `made`, which is or owns the operation's function, unless the push was refused.
+#[inline(always)]
+pub(super) fn unless_refused<T>(made: T, pushed: Result<(), PushError>) -> Result<T, PushError> {
+    match pushed {
+        Ok(()) => Ok(made),
+        Err(error) => {
+            // Dropped here, for the reason given in `Core::push`.
+            drop(made);
+            Err(error)
+        }
+    }
 }
 
 /// Whether [`push_counted`] may push an operation with these accesses.

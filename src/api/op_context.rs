@@ -5,7 +5,7 @@ use std::{any::Any, fmt, sync::Arc};
 use super::{engine::Engine, token::Token, var::Var};
 use crate::{
     context::worker_thread,
-    error::push::PushError,
+    error::push_error::PushError,
     group::family::Family,
     op::frame::{Call, Frame},
     values::device::Device,

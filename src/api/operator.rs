@@ -7,7 +7,7 @@ use crate::{
     engine::{core::Core, push},
     error::{
         op::Cause,
-        push::{NoAccess, PushError},
+        push_error::{NoAccess, PushError},
     },
     group::{
         family::Plan,
@@ -17,30 +17,30 @@ use crate::{
         frame::Call,
         job::{self, HandleJob, Out, plain},
         limits::Limits,
-        members::Group,
+        members::GroupCore,
         no_wait::{self, NoWait},
-        spec::{Entry, Refs, Spec},
+        spec::{Entry, RefKind, Spec},
         task::{ErasedJob, Job, flag},
     },
     tracker::{INLINE_ACCESSES, Mode},
 };
 
 /// The function of an operator.
-pub(crate) type Function = Box<dyn Fn(&Call<'_>) -> Result<(), Cause> + Send + Sync>;
+pub(crate) type OperatorFunction = Box<dyn Fn(&Call<'_>) -> Result<(), Cause> + Send + Sync>;
 
 struct Inner {
     core: Arc<Core>,
     spec: Spec,
     /// The entries, which have passed `push::check_and_sort`.
     entries: Box<[Entry]>,
-    function: Function,
+    function: OperatorFunction,
     /// The name, if runs may be pushed by `push::push_plain`: the operator is synchronous, has one access or a few, and
     /// has no property but the name, which owns no memory.
     plain_name: Option<&'static str>,
     /// Whether the priority is fixed, because the property determines it or because the operator is a clean-up.
     fixed_priority: bool,
     /// The group and deadline of each run. Used only with `flag::LIMITED`.
-    limits: (Option<Arc<Group>>, Option<Instant>),
+    limits: (Option<Arc<GroupCore>>, Option<Instant>),
 }
 
 // SAFETY: the `Owner`'s tokens keep alive the cells that `entries` points to, and a cell is `Sync`.
@@ -71,12 +71,12 @@ impl Owner {
 }
 
 /// The state of an operator whose last handle has been dropped.
-struct Remains(NonNull<Inner>);
+struct OperatorRemains(NonNull<Inner>);
 
 // SAFETY: as for `Owner`.
-unsafe impl Send for Remains {}
+unsafe impl Send for OperatorRemains {}
 
-impl Drop for Remains {
+impl Drop for OperatorRemains {
     fn drop(&mut self) {
         // SAFETY: the pointer came from a box. The drop of the `Owner` ensures that the owner no longer uses the state
         // and that all runs are complete.
@@ -90,14 +90,14 @@ impl Drop for Owner {
         if self.get().core.is_forked() {
             return;
         }
-        let remains = Remains(self.inner);
+        let remains = OperatorRemains(self.inner);
         let Some(&entry) = self.get().entries.first() else {
             // Runs without variables count as owners, so no run is left.
             return drop(remains);
         };
         let spec = Spec::internal("delete_operator", i32::MAX, flag::NO_SKIP | flag::SILENT).passing_closed();
         // Every run names the variable, so all runs are complete when this operation runs.
-        let entry = Entry { mode: Mode::Await, refs: Refs::None, ..entry };
+        let entry = Entry { mode: Mode::Await, refs: RefKind::None, ..entry };
         let core = Arc::clone(&self.get().core);
         let delete = move |_: &Call<'_>| {
             no_wait::without_waits(NoWait::Deletion, || drop(remains));
@@ -134,12 +134,12 @@ impl Uncounted {
 }
 
 /// A run's reference to its operator.
-enum Own {
+enum OperatorRef {
     Uncounted(Uncounted),
     Counted(Arc<Owner>),
 }
 
-impl Own {
+impl OperatorRef {
     fn get(&self) -> &Inner {
         match self {
             Self::Uncounted(run) => run.get(),
@@ -188,9 +188,9 @@ impl Operator {
         core: Arc<Core>,
         spec: Spec,
         entries: Box<[Entry]>,
-        function: Function,
+        function: OperatorFunction,
         fixed_priority: bool,
-        limits: (Option<Arc<Group>>, Option<Instant>),
+        limits: (Option<Arc<GroupCore>>, Option<Instant>),
     ) -> Self {
         let tokens = entries
             .iter()
@@ -265,10 +265,10 @@ impl Operator {
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
         // There are two kinds of jobs, since a job that owns nothing costs less to push and run.
         match self.own() {
-            Own::Uncounted(run) => {
+            OperatorRef::Uncounted(run) => {
                 self.enqueue::<ADMITTED>(priority, location, plain(move |call: &Call<'_>| run.get().call(call)))
             }
-            Own::Counted(owner) => {
+            OperatorRef::Counted(owner) => {
                 self.enqueue::<ADMITTED>(priority, location, plain(move |call: &Call<'_>| owner.get().call(call)))
             }
         }
@@ -389,13 +389,13 @@ impl Operator {
 
     /// Returns a new run's reference to the operator.
     #[inline]
-    fn own(&self) -> Own {
+    fn own(&self) -> OperatorRef {
         let inner = self.inner();
         // An asynchronous run's function may continue after the completion has ended the operation.
         if inner.entries.is_empty() || inner.spec.flags & flag::ASYNC != 0 {
-            Own::Counted(Arc::clone(&self.0))
+            OperatorRef::Counted(Arc::clone(&self.0))
         } else {
-            Own::Uncounted(Uncounted(self.0.inner))
+            OperatorRef::Uncounted(Uncounted(self.0.inner))
         }
     }
 

@@ -15,14 +15,14 @@ use crate::{
         engine::Engine,
         group::Group,
         handle::OpHandle,
-        op_builder::OpBuilder,
+        op_builder::{OpBuilder, unless_refused},
         op_context::OpContext,
         scoped_var::ScopedVar,
     },
     error::{
         BoxError,
         op::Cause,
-        push::{NoAccess, PushError},
+        push_error::{NoAccess, PushError},
         wait::WaitError,
     },
     group::scoped::Scoped,
@@ -314,7 +314,7 @@ impl<'scope> Scope<'scope, '_> {
 }
 
 /// An operation's function, which borrows for `'f`.
-type Function<'f> = Box<dyn for<'c> FnOnce(&Call<'c>) -> Result<(), Cause> + Send + 'f>;
+type ScopeFunction<'f> = Box<dyn for<'c> FnOnce(&Call<'c>) -> Result<(), Cause> + Send + 'f>;
 
 /// Operations in a [scope](Engine::scope) run on the CPU, and their functions and results may borrow for `'scope`.
 impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
@@ -438,7 +438,7 @@ impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
         if self.scope.scoped.runs_in_place() {
             return self.submit_erased(location, accesses, f).map(drop);
         }
-        self.check(location, accesses)?;
+        let f = unless_refused(f, self.check(location, accesses))?;
         let scope = self.scope;
         self.enqueue_in_group(location, ErasedJob::new(plain(f)), None, Some(&scope.scoped))
     }
@@ -462,7 +462,7 @@ impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
     }
 
     /// Returns the operation's function, which calls `f` and passes the value to `keep`.
-    fn erase<A, F, R>(&self, accesses: &A, f: F, keep: impl FnOnce(R) + Send + 'scope) -> Function<'static>
+    fn erase<A, F, R>(&self, accesses: &A, f: F, keep: impl FnOnce(R) + Send + 'scope) -> ScopeFunction<'static>
     where
         A: ScopedAccesses<Captured: 'scope>,
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, BoxError> + Send + 'scope,
@@ -478,25 +478,21 @@ impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
         };
         // SAFETY: the types differ only in the lifetime. The function is dropped before the operation ends, and
         // `Engine::scope` returns only after that.
-        unsafe { mem::transmute::<Function<'scope>, Function<'static>>(Box::new(f)) }
+        unsafe { mem::transmute::<ScopeFunction<'scope>, ScopeFunction<'static>>(Box::new(f)) }
     }
 
     fn submit_erased(
         &mut self,
         location: &'static Location<'static>,
         accesses: &impl ScopedAccesses,
-        f: Function<'static>,
+        f: ScopeFunction<'static>,
     ) -> Result<OpHandle<()>, PushError> {
-        self.check(location, accesses)?;
+        let f = unless_refused(f, self.check(location, accesses))?;
         let shared = job::shared(&self.owned.spec, location, job::returning(f));
         let (core, scope) = (self.core, self.scope);
-        self.enqueue_in_group(
-            location,
-            ErasedJob::new(HandleJob::new(Arc::clone(&shared))),
-            None,
-            Some(&scope.scoped),
-        )?;
-        let shared: Arc<Handled<()>> = shared;
+        let job = ErasedJob::new(HandleJob::new(Arc::clone(&shared)));
+        let pushed = self.enqueue_in_group(location, job, None, Some(&scope.scoped));
+        let shared: Arc<Handled<()>> = unless_refused(shared, pushed)?;
         scope.scoped.add_member(&shared);
         Ok(OpHandle::new(shared, core))
     }

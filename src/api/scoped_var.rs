@@ -176,7 +176,7 @@ impl<'scope, T: Send + Sync + ?Sized> ScopedAccesses for ScopedRead<'scope, T> {
     const REFERS: bool = true;
 
     fn declare(&self, list: &mut sealed::List<'_>) {
-        list.0.push(Entry { cell: self.0.cell, mode: Mode::Read, refs: spec::Refs::Shared });
+        list.0.push(Entry { cell: self.0.cell, mode: Mode::Read, refs: spec::RefKind::Shared });
     }
 
     fn capture(&self) -> Self::Captured {
@@ -207,7 +207,7 @@ impl<'scope, T: Send + ?Sized> ScopedAccesses for ScopedWrite<'scope, T> {
     const REFERS: bool = true;
 
     fn declare(&self, list: &mut sealed::List<'_>) {
-        list.0.push(Entry { cell: self.var.cell, mode: self.mode, refs: spec::Refs::Exclusive });
+        list.0.push(Entry { cell: self.var.cell, mode: self.mode, refs: spec::RefKind::Exclusive });
     }
 
     fn capture(&self) -> Self::Captured {

@@ -12,7 +12,7 @@ use std::{
 use super::handle::VarWait;
 use crate::{
     engine::core::Core,
-    error::push::{Misfit, PushError},
+    error::push_error::{Misfit, PushError},
     group::family::Family,
     op::{
         spec::Entry,

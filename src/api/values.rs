@@ -13,12 +13,12 @@ use crate::{
         op_context::OpContext,
         var::{Read, Var},
     },
-    error::{push::PushError, wait::WaitError},
+    error::{push_error::PushError, wait::WaitError},
     future::acquiring::{self, Acquired},
     op::{
         frame::{self, Call},
         job::{self, HandleJob},
-        spec::{Entry, Refs, Spec},
+        spec::{Entry, RefKind, Spec},
         task::{ErasedJob, flag},
         variable::{self, VarCell},
     },
@@ -208,7 +208,7 @@ impl Engine {
         f: impl FnOnce(&mut T) -> R,
     ) -> Result<R, WaitError> {
         self.check_wait_for(var)?;
-        let entry = Entry { cell: var.ptr(), mode: Mode::Write, refs: Refs::Exclusive };
+        let entry = Entry { cell: var.ptr(), mode: Mode::Write, refs: RefKind::Exclusive };
         let acquired = acquiring::acquire(self.core(), name, location, entry, None)?;
         // SAFETY: the variable was made with a value of this type, and `var` keeps it alive.
         let value = unsafe { variable::value_ptr::<T>(var.ptr()) };
@@ -228,7 +228,7 @@ impl Engine {
 
 /// Returns the entry and the declaration for an operation that reads the variable.
 fn declared<T: Send + Sync + 'static>(var: &Var<T>) -> (Entry, Read<'_, T>) {
-    (Entry { cell: var.ptr(), mode: Mode::Read, refs: Refs::Shared }, var.read())
+    (Entry { cell: var.ptr(), mode: Mode::Read, refs: RefKind::Shared }, var.read())
 }
 
 /// Returns the value of an acquired variable.

@@ -2,7 +2,8 @@
 //! operation that made them ready.
 //!
 //! A loop lives on the stack of the thread that runs it and is linked into that thread's list, innermost first. It
-//! ends, and leaves the list, once it has no operation or epilogue left to run.
+//! ends, and leaves the list, once it has no operation or epilogue left to run. An [`Epilogue`] is what a
+//! [run](crate::engine::run) leaves to be done after its successors have been dispatched.
 //!
 //! # Who may touch what
 //!
@@ -20,18 +21,22 @@ use std::{
     sync::Arc,
 };
 
+use smallvec::SmallVec;
+
 use crate::{
     context::{running, worker_thread::yield_worker},
     engine::core::Core,
+    error::op::OpError,
+    notify::pending::Ticket,
     op::{
-        ending::{Epilogue, Epilogues},
         frame::{self, seen},
         no_wait,
-        task::Task,
+        task::{Cleanup, Task},
     },
     sync::thread_static,
     system::stack,
-    tracker::{OpRef, ReadyList},
+    trace::Outcome,
+    tracker::{Hold, OpRef, ReadyList},
 };
 
 /// The nesting depth at which ready operations are left to outer loops. Not tuned: this is deep enough for intentional
@@ -41,6 +46,59 @@ const MAX_DEPTH: usize = 64;
 /// The maximum number of operations that a wait examines in one loop. Not tuned: examining one operation takes a few
 /// microseconds.
 const MAX_LOOKS: usize = 32;
+
+/// The work left for a complete operation after its successors have been dispatched.
+#[must_use = "the operation must still be counted out"]
+pub(crate) enum Epilogue {
+    /// The operation is not complete, or it is ended elsewhere.
+    Nothing,
+    /// The operation only has to be counted out.
+    CountOut(Ticket),
+    /// Program code must run before the operation is counted out: the function's drop, wakers, the drops of values. The
+    /// result has been set.
+    CleanUp(Completed),
+    /// The operation is asynchronous and has started. Program code remains to be run here; the operation ends and is
+    /// counted out elsewhere.
+    Started(Hold<Task>, Cleanup),
+    /// Not an epilogue: runs another engine's ready operation, which must not run inside the function of a device
+    /// operation and is left to a loop outside that function.
+    Other(Box<dyn FnOnce() + Send>),
+}
+
+/// The epilogues of several operations, in order of completion.
+pub(crate) type Epilogues = SmallVec<[Epilogue; 2]>;
+
+/// Whether the function of an operation was called.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FnState {
+    Called,
+    /// The operation is asynchronous: its function was called and may still be running, so ending the operation must
+    /// not touch the function.
+    MayRun,
+    /// The function was not called and must be dropped in the epilogue.
+    NotCalled,
+}
+
+impl FnState {
+    /// Returns the outcome of an operation with this result.
+    pub(crate) fn outcome(self, result: &Result<(), OpError>) -> Outcome {
+        match result {
+            Ok(()) => Outcome::Succeeded,
+            Err(_) if self == Self::NotCalled => Outcome::Skipped,
+            Err(_) => Outcome::Failed,
+        }
+    }
+}
+
+/// A complete operation whose result has been set, with the program code that must still run.
+pub(crate) struct Completed {
+    pub(crate) op: Hold<Task>,
+    pub(crate) result: Result<(), OpError>,
+    /// Failures that the operation has cleared or that other failures have replaced. They are dropped in the epilogue.
+    pub(crate) ended: Vec<OpError>,
+    pub(crate) function: FnState,
+    pub(crate) cleanup: Cleanup,
+}
 
 /// A loop that runs ready operations on this thread.
 pub(crate) struct ReadyLoop {
@@ -96,8 +154,8 @@ impl ReadyLoop {
 
 /// Runs `f` as a ready loop of `core`.
 pub(crate) fn run<R>(core: &Arc<Core>, f: impl FnOnce(&ReadyLoop) -> R) -> R {
-    struct Leave<'c>(&'c Cell<*const ReadyLoop>, *const ReadyLoop);
-    impl Drop for Leave<'_> {
+    struct LeaveLoop<'c>(&'c Cell<*const ReadyLoop>, *const ReadyLoop);
+    impl Drop for LeaveLoop<'_> {
         fn drop(&mut self) {
             self.0.set(self.1);
         }
@@ -110,7 +168,7 @@ pub(crate) fn run<R>(core: &Arc<Core>, f: impl FnOnce(&ReadyLoop) -> R) -> R {
         let (deferred, epilogues) = (RefCell::default(), RefCell::default());
         let on_device = no_wait::in_device_function();
         let ready_loop = ReadyLoop { core: ptr::from_ref(core), deferred, epilogues, depth, on_device, parent };
-        let _leave = Leave(innermost, parent);
+        let _leave = LeaveLoop(innermost, parent);
         innermost.set(&raw const ready_loop);
         f(&ready_loop)
     })
@@ -158,14 +216,14 @@ thread_static!(static IN_PLACE: Cell<usize> = Cell::new(0));
 
 /// Calls `f`, which runs an operation on the stack of a waiting thread, or ends a family inside a child's epilogue.
 pub(crate) fn in_place<R>(f: impl FnOnce() -> R) -> R {
-    struct Leave;
-    impl Drop for Leave {
+    struct LeavePlace;
+    impl Drop for LeavePlace {
         fn drop(&mut self) {
             IN_PLACE.with(|depth| depth.set(depth.get() - 1));
         }
     }
     IN_PLACE.with(|depth| depth.set(depth.get() + 1));
-    let _leave = Leave;
+    let _leave = LeavePlace;
     f()
 }
 

@@ -70,21 +70,21 @@ pub(super) fn put_runs(mut list: Vec<Arc<Core>>) {
 }
 
 /// Counts the calling thread in `waiting` instead of `running` until the returned value is dropped.
-pub(crate) fn stop_running() -> Waits {
+pub(crate) fn stop_running() -> CountedAsWaiting {
     let runs = if any_limits() { take_runs() } else { Vec::new() };
     for core in &runs {
         // Relaxed: see `room::stillness`.
         core.bounds.waiting.fetch_add(1, Relaxed);
         core.bounds.running.fetch_sub(1, Relaxed);
     }
-    Waits(runs)
+    CountedAsWaiting(runs)
 }
 
 /// Counts a thread in `waiting` instead of `running` until dropped.
 #[must_use]
-pub(crate) struct Waits(Vec<Arc<Core>>);
+pub(crate) struct CountedAsWaiting(Vec<Arc<Core>>);
 
-impl Drop for Waits {
+impl Drop for CountedAsWaiting {
     fn drop(&mut self) {
         if self.0.is_empty() {
             return;

@@ -12,7 +12,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use crate::{
-    error::device::DeviceError,
+    error::device_error::DeviceError,
     sync::{Mutex, lock},
 };
 

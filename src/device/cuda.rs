@@ -77,7 +77,7 @@ use super::{
     },
 };
 use crate::{
-    error::device::{CAPTURING, DeviceError},
+    error::device_error::{CAPTURING, DeviceError},
     sync::{
         Mutex,
         edge::{self, acquire},

@@ -2,7 +2,7 @@
 
 use std::{any::Any, fmt, sync::Arc};
 
-use crate::error::device::DeviceError;
+use crate::error::device_error::DeviceError;
 
 /// The size of the smallest block, in bytes. Drivers align every block to at least this many bytes.
 pub(super) const ALIGNMENT: usize = 256;

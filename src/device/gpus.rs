@@ -8,7 +8,7 @@ use super::{
     timeline::{LANES_PER_GPU, Timeline},
 };
 use crate::{
-    error::device::DeviceError,
+    error::device_error::DeviceError,
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
     sync::{Mutex, OnceLock, atomic::AtomicBool, lock},
     system::panics,

@@ -12,7 +12,7 @@ use std::{
 use bytemuck::Pod;
 
 use super::driver::{ALIGNMENT, Address, Block, Driver, MemoryKind, MemoryOwner};
-use crate::error::device::DeviceError;
+use crate::error::device_error::DeviceError;
 
 /// A block allocated by a driver. Dropping this returns the block to the driver.
 struct OwnedBlock {

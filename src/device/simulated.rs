@@ -41,7 +41,7 @@ use super::{
     driver::{ALIGNMENT, Address, Block, DeviceEvent, Driver, GpuDriver, MemoryKind, MemoryOwner, Stream, StreamRole},
 };
 use crate::{
-    error::device::DeviceError,
+    error::device_error::DeviceError,
     sync::{Condvar, Mutex, MutexGuard, lock, process::ProcessMark, thread},
 };
 

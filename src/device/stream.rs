@@ -23,7 +23,7 @@ use crate::{
         memory::{DeviceVec, PinnedVec},
         simulated::{SimulatedGpu, SimulatedStream},
     },
-    error::device::{CAPTURING, DeviceError},
+    error::device_error::{CAPTURING, DeviceError},
     sync::edge::{removed, step},
     system::panics,
     values::device::Device,

@@ -23,7 +23,7 @@ use crossbeam_utils::CachePadded;
 use crate::{
     context::bounds::Bounds,
     device::gpus::Gpus,
-    error::{build::ShutdownError, failures::Failures, op::OpError, push::PushError, wait::WaitError},
+    error::{build::ShutdownError, failures::Failures, op::OpError, push_error::PushError, wait::WaitError},
     notify::pending::PendingOps,
     observe::recording::Recording,
     op::{fault::FaultLock, task::Task},

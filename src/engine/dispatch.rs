@@ -20,22 +20,24 @@
 //! ([`run_nested`]), unless loops are already nested too deeply. In that case, the push runs an
 //! inline operation at once and leaves any other to the workers or, if the engine has none, to its innermost loop.
 
-use std::{iter, sync::Arc};
+use std::{iter, panic::Location, sync::Arc};
 
 use crate::{
     context::{
-        ready_loop::{self, ReadyLoop},
+        ready_loop::{self, Epilogue, ReadyLoop},
         worker_thread,
     },
     device::gpus::FIRST_LANE,
-    engine::{core::Core, disposition, epilogue, run, shuffle, stop},
+    engine::{core::Core, on_device, run, shuffle},
     group::room,
     notify::pending::Ticket,
     observe::record::{self, NoRecording, RunRecording},
     op::{
-        ending::Epilogue,
+        frame::Call,
+        job::plain,
         no_wait,
-        task::{Task, flag},
+        spec::Spec,
+        task::{ErasedJob, Task, flag},
     },
     sync::edge::{engine_step, removed},
     system::panics,
@@ -141,6 +143,18 @@ impl Core {
         }
     }
 
+    /// Pushes an operation that runs `f` on a worker. On a naive or a closed engine, `f` runs on this thread.
+    #[cold]
+    pub(crate) fn hand_over(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);
+        let tell = move |cx: &Call<'_>| {
+            f(cx.core());
+            Ok(())
+        };
+        let pushed = self.push(&spec, Location::caller(), &mut [], ErasedJob::new(plain(tell)));
+        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    }
+
     /// Runs the operations left to this engine's loops on this thread, for [`catch_up`](crate::wait::catch_up). The
     /// epilogues left to these loops are run by workers or, if the engine has none, by this thread.
     pub(crate) fn run_deferred(self: &Arc<Self>) {
@@ -149,7 +163,7 @@ impl Core {
         if self.has_workers() {
             // The caller may hold a lock that a waker also acquires, so workers run the epilogues.
             for epilogue in epilogues.by_ref() {
-                self.hand_over(move |core| epilogue::finish(core, epilogue));
+                self.hand_over(move |core| run::finish(core, epilogue));
             }
         }
         let mut run = || run_loop(self, None, &mut ready, &mut epilogues);
@@ -196,8 +210,8 @@ fn schedule_with(core: &Arc<Core>, op: OpRef<Task>, schedule: impl Fn(OpRef<Task
 fn schedule_beside_gpus(core: &Arc<Core>, op: OpRef<Task>) {
     if op.task().lane >= FIRST_LANE {
         core.gpus.schedule(op.task().lane, op);
-    } else if let Some(lane) = disposition::pending_on_device(core, &op, Device::Cpu) {
-        stop::send(core, lane, op);
+    } else if let Some(lane) = on_device::pending(core, &op, Device::Cpu) {
+        on_device::send(core, lane, op);
     } else {
         if !removed(engine_step::END_WAITING_FOR_DEVICES) {
             op.task().end_waiting_for_devices();
@@ -232,7 +246,7 @@ pub(super) fn run_here(core: &Arc<Core>, mut here: ReadyList<Task>, epilogue: Ep
         return std::mem::forget(epilogue);
     }
     if here.is_empty() {
-        return epilogue::finish(core, epilogue);
+        return run::finish(core, epilogue);
     }
     worker_thread::share_slot();
     let mut epilogues = iter::once(epilogue).filter(|epilogue| !matches!(epilogue, Epilogue::Nothing));
@@ -314,7 +328,7 @@ fn execute_in(core: &Arc<Core>, ready_loop: &ReadyLoop, op: OpRef<Task>, ready: 
     match run::execute_plainly(core, op, ready) {
         Ok(ticket) if ready.is_empty() => core.count_out(ticket),
         Ok(ticket) => ready_loop.push_epilogue(Epilogue::CountOut(ticket)),
-        Err(unfinished) => match core.execute_otherwise(unfinished, ready) {
+        Err(unfinished) => match run::execute_otherwise(core, unfinished, ready) {
             Epilogue::Nothing => {}
             Epilogue::CountOut(ticket) if ready.is_empty() => core.count_out(ticket),
             epilogue => ready_loop.push_epilogue(epilogue),
@@ -362,7 +376,7 @@ fn run_next(core: &Arc<Core>, ready_loop: &ReadyLoop, ready: &mut ReadyList<Task
             execute_in(core, ready_loop, op, ready);
         }
     } else if let Some(epilogue) = ready_loop.pop_epilogue() {
-        epilogue::finish(core, epilogue);
+        run::finish(core, epilogue);
     } else if let Some(op) = ready_loop.pop() {
         execute_in(core, ready_loop, op, ready);
     }

@@ -7,15 +7,14 @@
 //! this room. They are implemented in the file of the step that they begin, such as [`push`]. What only this room and
 //! the layers above it call is a function, such as [`shutdown::begin`].
 
-pub(crate) mod complete;
 pub(crate) mod core;
 mod dispatch;
-pub(crate) mod disposition;
-pub(crate) mod epilogue;
 pub(crate) mod fork;
 pub(crate) mod keeps_open;
+pub(crate) mod on_device;
 pub(crate) mod push;
 pub(crate) mod run;
+pub(crate) mod run_async;
 pub(crate) mod shuffle;
 pub(crate) mod shutdown;
 pub(crate) mod stop;

@@ -25,7 +25,7 @@ use crate::{
         core::{Core, phase},
         shuffle,
     },
-    error::push::{NoAccess, PushError},
+    error::push_error::{NoAccess, PushError},
     group::room,
     notify::pending::Ticket,
     observe::{record, recording::is_observing},

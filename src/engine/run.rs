@@ -1,136 +1,274 @@
-//! Running a ready operation: calling its function or skipping the operation, and then completing it.
+//! From a ready operation to its end: a worker takes it, calls its function or skips it, completes it, has what became
+//! ready dispatched, and runs its epilogue.
 //!
 //! Most operations are *plain*: nothing keeps them from running on the CPU, they complete when their function returns,
-//! they have neither a failure nor a result to report, and they change their variables' versions.
-//! [`execute_inline`](Core::execute_inline) runs plain operations on a fast path,
-//! [`execute_recorded`](Core::execute_recorded) does so while recording them, and
-//! [`execute_otherwise`](Core::execute_otherwise) runs all others.
+//! they have neither a failure nor a result to report, and they change their variables' versions. [`execute_inline`]
+//! runs plain operations on a fast path, and [`execute_otherwise`] runs all others. What only GPU operations need is in
+//! [`on_device`], and what only operations need that complete after their function has returned in [`run_async`].
+//!
+//! # States of an ending operation
+//!
+//! 1. Its function was called, or it was skipped, cancelled or rejected. An operation that is not plain is kept in an
+//!    [`Unfinished`] until the slow path completes it.
+//! 2. It is [complete](Core::complete): its variables have been released. Only its [`Epilogue`] remains.
+//! 3. After the operations that became ready have been dispatched, the epilogue [runs](finish): the program code that
+//!    is left. Then the operation is counted out.
+//!
+//! Each of these values belongs to one thread at a time: the thread that ends the operation, or the thread running the
+//! ready loop or internal operation to which the epilogue was handed.
 
-use std::sync::Arc;
+use std::{mem, ptr, sync::Arc};
 
 use crate::{
-    device::stream::{FunctionEnd, GpuStream},
-    engine::{complete, core::Core, disposition, epilogue, stop},
+    context::{
+        ready_loop::{Completed, Epilogue, FnState},
+        worker_thread::{self, WorkerThread},
+    },
+    engine::{
+        core::{Core, phase},
+        on_device, run_async,
+    },
     error::op::{Cause, OpError},
-    group::{family::Family, room},
-    notify::{async_state::AsyncState, pending::Ticket},
+    notify::{pending::Ticket, wakers::Wakers},
     observe::record::{self, FullRecording, NoRecording, RunRecording},
     op::{
-        ending::{Disposition, Epilogue, FnState, Unfinished},
         frame::{self, Call, Frame, Holds},
-        kin::Kin,
         limits::Limits,
-        no_wait::{self, NoWait},
-        task::{Cleanup, Task, flag},
+        members::GroupCore,
+        task::{Claimed, Cleanup, Task, flag},
+        variable::VarCell,
     },
-    sync::edge::{engine_step, removed},
+    sync::{
+        Ordering::Relaxed,
+        edge::{engine_step, removed},
+    },
     system::panics,
+    testing::pause::{self, Point},
     trace::Outcome,
-    tracker::{self, Hold, Op, OpRef, ReadyList},
+    tracker::{self, Access, Hold, Mode, Op, OpRef, ReadyList},
     values::device::Device,
+    wait::regain::regain_worker,
 };
 
-impl Core {
-    /// Runs a ready operation on this thread and adds to `ready` the operations that become ready. The caller must
-    /// dispatch these and then [run](crate::engine::epilogue::finish) the epilogue.
-    pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
-        if op.task().has(flag::REPORTS) {
-            return self.execute_otherwise(Unfinished { op, called: None }, ready);
-        }
-        match execute_plainly(self, op, ready) {
-            Ok(ticket) => Epilogue::CountOut(ticket),
-            Err(unfinished) => self.execute_otherwise(unfinished, ready),
-        }
-    }
+// ------------------------------------------------------------------------------------------- a worker's main loop ----
 
-    /// Runs an operation if it is plain, in which case the caller must count it out. Otherwise, passes the operation
-    /// unfinished to `otherwise`, and returns the result as the error. Unless `recording` records it, a recorded
-    /// operation is not plain. This is part of a worker's main loop.
-    #[inline(always)]
-    pub(super) fn execute_inline<R>(
-        self: &Arc<Self>,
-        op: OpRef<Task>,
-        ready: &mut ReadyList<Task>,
-        recording: &impl RunRecording,
-        otherwise: impl Fn(Unfinished, &mut ReadyList<Task>) -> R,
-    ) -> Result<Ticket, R> {
-        if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::REPORTS | recording.unrecorded())
-            || removed(engine_step::SCHEDULE_THEN_NOTIFY)
-            || !disposition::is_sound(self, &op)
-        {
-            return Err(otherwise(Unfinished { op, called: None }, ready));
-        }
-        recording.start(&op);
-        // `?` is not used: a value that might need to be dropped would cost instructions.
-        match call::<false>(self, &op) {
-            Ok(()) => {}
-            failed => return Err(otherwise(Unfinished { op, called: Some(failed) }, ready)),
-        }
-        if op.task().has(flag::SILENT) {
-            return Err(otherwise(Unfinished { op, called: Some(Ok(())) }, ready));
-        }
-        recording.end(&op);
-        Ok(complete::plainly(op, ready))
-    }
-
-    /// [`execute_inline`](Self::execute_inline) for a recorded operation that may otherwise be plain.
-    #[inline(never)]
-    pub(super) fn execute_recorded(
-        self: &Arc<Self>,
-        op: OpRef<Task>,
-        ready: &mut ReadyList<Task>,
-    ) -> Result<Ticket, Unfinished> {
-        self.execute_inline(op, ready, &FullRecording(self), |unfinished, _| unfinished)
-    }
-
-    /// Runs or completes an operation that is not plain.
-    #[inline(never)]
-    pub(super) fn execute_otherwise(self: &Arc<Self>, unfinished: Unfinished, ready: &mut ReadyList<Task>) -> Epilogue {
-        let Unfinished { op, called } = unfinished;
-        if let Some(result) = called {
-            return self.complete(op, result, FnState::Called, ready);
-        }
-        match disposition::at(self, &op, Device::Cpu) {
-            Disposition::Run if op.task().has(flag::DEVICE) => run_on_device(self, op, ready),
-            Disposition::Run => {
-                record::start(self, &op);
-                if op.task().has(flag::ASYNC) {
-                    return start_async(self, op, ready);
+/// Runs operations while the thread has a worker and its lane has not ended. `ready` holds newly ready operations until
+/// they are dispatched.
+///
+/// This is a separate function so that the loop does not share registers with code that runs only once.
+#[inline(never)]
+pub(super) fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>, recording: &impl RunRecording) {
+    while let Some(op) = thread.next() {
+        let otherwise = |unfinished, ready: &mut _| run_otherwise(thread, unfinished, ready);
+        match execute_inline(&thread.core, op, ready, recording, otherwise) {
+            Ok(ticket) if ready.is_empty() => thread.core.count_out(ticket),
+            Ok(ticket) => {
+                // A naive engine has no such thread.
+                let here = if thread.core.is_closed() {
+                    mem::take(ready)
+                } else {
+                    thread.core.schedule_ready(ready, recording, |op| thread.schedule(op))
+                };
+                if here.is_empty() {
+                    thread.core.count_out(ticket);
+                } else {
+                    thread.core.run_here_after(here, ticket);
                 }
-                if op.task().has(flag::PARENT) {
-                    start_parent(self, op);
-                    return Epilogue::Nothing;
-                }
-                let result = call::<true>(self, &op);
-                self.complete(op, result, FnState::Called, ready)
             }
-            Disposition::Skip(failure) => complete::skip(self, op, failure, ready),
-            Disposition::Forward(lane) => {
-                stop::send(self, lane, op);
-                Epilogue::Nothing
-            }
-            Disposition::Discard => complete::pass_over(self, op, ready),
+            Err(()) => {}
         }
-    }
-
-    /// Completes an asynchronous operation on behalf of its completion.
-    pub(crate) fn resolve(self: &Arc<Self>, right: OpRef<Task>, result: Result<(), Cause>) {
-        if self.is_forked() {
-            return std::mem::forget((right, result));
-        }
-        let result = result.map_err(|cause| right.task().failed_by(cause));
-        resolve_with(self, right, result);
     }
 }
 
-/// [`execute_inline`](Core::execute_inline), compiled once.
+/// Runs an operation that is not plain unless recordings are taken into account, or completes it.
+#[inline(never)]
+fn run_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut ReadyList<Task>) {
+    let Unfinished { mut op, mut called } = unfinished;
+    let core = &thread.core;
+    if called.is_none() && op.task().has(flag::RECORDED) {
+        match execute_inline(core, op, ready, &FullRecording(core), |unfinished, _| unfinished) {
+            Ok(ticket) if ready.is_empty() => return core.count_out(ticket),
+            Ok(ticket) => return core.dispatch_ready(ready, Epilogue::CountOut(ticket)),
+            Err(unfinished) => Unfinished { op, called } = unfinished,
+        }
+    }
+    let op = if called.is_none() && op.task().has(flag::REPORTS) { op.pop_entry() } else { Some(op) };
+    let Some(op) = op else { return };
+    let epilogue = execute_otherwise(core, Unfinished { op, called }, ready);
+    let epilogue = core.defer_epilogue(epilogue);
+    core.dispatch_ready(ready, epilogue);
+}
+
+// ----------------------------------------------------------------------------------------------- running or not ----
+
+/// The decision on a ready operation.
+pub(crate) enum Disposition {
+    Run,
+    Skip(OpError),
+    /// The GPU lane with this number has yet to complete a dependency.
+    Forward(usize),
+    /// The push was refused, the operation was cancelled quietly, or this is a forked child, in which the parent
+    /// process's operations are left alone.
+    Discard,
+}
+
+/// A ready operation that is not plain, with the result of its function if it was called.
+#[must_use = "the operation must still be completed"]
+pub(super) struct Unfinished {
+    op: OpRef<Task>,
+    called: Option<Result<(), OpError>>,
+}
+
+impl Core {
+    /// Runs a ready operation on this thread and adds to `ready` the operations that become ready. The caller must
+    /// dispatch these and then [run](finish) the epilogue.
+    pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
+        match execute_plainly(self, op, ready) {
+            Ok(ticket) => Epilogue::CountOut(ticket),
+            Err(unfinished) => execute_otherwise(self, unfinished, ready),
+        }
+    }
+}
+
+/// [`execute_inline`], compiled once.
 #[inline(never)]
 pub(super) fn execute_plainly(
     core: &Arc<Core>,
     op: OpRef<Task>,
     ready: &mut ReadyList<Task>,
 ) -> Result<Ticket, Unfinished> {
-    core.execute_inline(op, ready, &NoRecording, |unfinished, _| unfinished)
+    execute_inline(core, op, ready, &NoRecording, |unfinished, _| unfinished)
+}
+
+/// Runs an operation if it is plain, in which case the caller must count it out. Otherwise, passes the operation
+/// unfinished to `otherwise`, and returns the result as the error. Unless `recording` records it, a recorded operation
+/// is not plain. This is part of a worker's main loop.
+#[inline(always)]
+fn execute_inline<R>(
+    core: &Arc<Core>,
+    op: OpRef<Task>,
+    ready: &mut ReadyList<Task>,
+    recording: &impl RunRecording,
+    otherwise: impl Fn(Unfinished, &mut ReadyList<Task>) -> R,
+) -> Result<Ticket, R> {
+    if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::REPORTS | recording.unrecorded())
+        || removed(engine_step::SCHEDULE_THEN_NOTIFY)
+        || !is_sound(core, &op)
+    {
+        return Err(otherwise(Unfinished { op, called: None }, ready));
+    }
+    recording.start(&op);
+    // `?` is not used: a value that might need to be dropped would cost instructions.
+    match call::<false>(core, &op) {
+        Ok(()) => {}
+        failed => return Err(otherwise(Unfinished { op, called: Some(failed) }, ready)),
+    }
+    if op.task().has(flag::SILENT) {
+        return Err(otherwise(Unfinished { op, called: Some(Ok(())) }, ready));
+    }
+    recording.end(&op);
+    Ok(complete_plainly(op, ready))
+}
+
+/// Runs or completes an operation that is not plain.
+#[inline(never)]
+pub(super) fn execute_otherwise(core: &Arc<Core>, unfinished: Unfinished, ready: &mut ReadyList<Task>) -> Epilogue {
+    let Unfinished { op, called } = unfinished;
+    if let Some(result) = called {
+        return core.complete(op, result, FnState::Called, ready);
+    }
+    match decide(core, &op, Device::Cpu) {
+        Disposition::Run if op.task().has(flag::DEVICE) => on_device::run(core, op, ready),
+        Disposition::Run => {
+            record::start(core, &op);
+            if op.task().has(flag::ASYNC) {
+                return run_async::start(core, op, ready);
+            }
+            if op.task().has(flag::PARENT) {
+                run_async::start_parent(core, op);
+                return Epilogue::Nothing;
+            }
+            let result = call::<true>(core, &op);
+            core.complete(op, result, FnState::Called, ready)
+        }
+        Disposition::Skip(failure) => core.complete(op, Err(failure), FnState::NotCalled, ready),
+        Disposition::Forward(lane) => {
+            on_device::send(core, lane, op);
+            Epilogue::Nothing
+        }
+        Disposition::Discard => pass_over(core, op, ready),
+    }
+}
+
+/// Whether a ready operation may run without further checks: none of its variables has failed or may be in use by a
+/// GPU, the operation was not rejected, and the engine is open or draining.
+#[inline]
+fn is_sound(core: &Core, op: &Op<Task>) -> bool {
+    let mut sound = true;
+    op.each_access(|access| {
+        access.prefetch_next();
+        sound &= !VarCell::of(access).fault().needs_check();
+    });
+    // Relaxed: an operation that starts while the cancellation begins may run or be cancelled.
+    sound && !op.is_rejected() && core.phase.load(Relaxed) < phase::CANCELLING
+}
+
+/// Decides what happens to a ready operation that is about to be issued to the GPU `at` or, if `at` is the CPU, to run
+/// there. Does not determine the events that a stream must wait for.
+#[cold]
+pub(crate) fn decide(core: &Core, op: &Op<Task>, at: Device) -> Disposition {
+    let task = op.task();
+    if core.is_forked() || op.is_rejected() {
+        return Disposition::Discard;
+    }
+    let has_gpus = !core.gpus.is_empty();
+    // GPU lanes are checked before the failures are read: lanes may change a failure until their work is complete.
+    if has_gpus {
+        if let Some(lane) = on_device::pending(core, op, at) {
+            return Disposition::Forward(lane);
+        }
+    }
+    if task.has(flag::REPORTS) {
+        // SAFETY: the caller owns the ready operation.
+        match unsafe { op.claim() } {
+            Claimed::Run => {}
+            Claimed::Cancelled(failure) => return Disposition::Skip(failure),
+            Claimed::PassedOver => return Disposition::Discard,
+        }
+    }
+    // Relaxed: an operation that starts while the cancellation begins may run or be cancelled.
+    if core.phase.load(Relaxed) == phase::CANCELLING && !task.has(flag::INTERNAL | flag::KEPT) {
+        return Disposition::Skip(task.failed_by(Cause::Cancelled));
+    }
+    if !has_gpus {
+        return failure_disposition(op);
+    }
+    let disposition =
+        if at == Device::Cpu { failure_disposition(op) } else { core.fault_lock.with(|| failure_disposition(op)) };
+    match (disposition, core.gpus.lost(core.gpus.device_of(task.lane))) {
+        // On a lost GPU, an operation that must always run receives a stream that refuses every call.
+        (Disposition::Run, Some(error)) if !task.has(flag::NO_SKIP | flag::KEPT) => {
+            Disposition::Skip(task.failed_by(Cause::Device(error.clone())))
+        }
+        (disposition, _) => disposition,
+    }
+}
+
+/// Decides whether an operation is skipped because a variable that it does not overwrite has failed.
+fn failure_disposition(op: &Op<Task>) -> Disposition {
+    if !op.task().has(flag::NO_SKIP) {
+        for access in op.accesses() {
+            let cell = VarCell::of(access);
+            if cell.fault().has_failed() && access.mode() != Mode::Overwrite {
+                // SAFETY: the operation is ready, so it holds its variables. Either GPU writes to them are
+                // complete, or the caller holds the fault lock.
+                if let Some(failure) = unsafe { cell.fault().failure() } {
+                    return Disposition::Skip(failure);
+                }
+            }
+        }
+    }
+    Disposition::Run
 }
 
 /// Calls the function of `op`. `LIMITED` says whether the operation may have limits.
@@ -147,33 +285,13 @@ fn call<const LIMITED: bool>(core: &Arc<Core>, op: &OpRef<Task>) -> Result<(), O
     result_of(op, result)
 }
 
-/// Calls the function of the GPU operation `op` with `stream`.
-pub(crate) fn call_on(core: &Arc<Core>, op: &OpRef<Task>, stream: &mut GpuStream) -> Result<(), OpError> {
-    op.mark(core.started_mark());
-    let result = panics::catch(|| {
-        no_wait::without_waits(NoWait::DeviceFunction, || {
-            frame::enter(core, op, Holds::Variables, |frame| {
-                // SAFETY: this thread owns the ready operation, and starts it only here.
-                unsafe { op.start_in_limits(&Call::new(frame, Some(stream))) }
-            })
-        })
-    });
-    let result = result_of(op, result);
-    if core.is_forked() {
-        return result;
-    }
-    let left = stream.function_ended(if result.is_ok() { FunctionEnd::Returned } else { FunctionEnd::Failed });
-    result.and_then(|()| left.map_err(|error| op.task().failed_by(Cause::Device(error))))
-}
-
 /// Returns the result of a call, with an error or a panic converted into the operation's failure.
 #[inline(always)]
-fn result_of(op: &Op<Task>, result: Result<Result<(), Cause>, panics::Payload>) -> Result<(), OpError> {
+pub(super) fn result_of(op: &Op<Task>, result: Result<Result<(), Cause>, panics::Payload>) -> Result<(), OpError> {
     if matches!(result, Ok(Ok(()))) { Ok(()) } else { failure_of(op, result) }
 }
 
-/// The slow path of [`result_of`]. It is a separate function so that the fast path takes fewer
-/// instructions.
+/// The slow path of [`result_of`]. It is a separate function so that the fast path takes fewer instructions.
 #[cold]
 #[inline(never)]
 fn failure_of(op: &Op<Task>, result: Result<Result<(), Cause>, panics::Payload>) -> Result<(), OpError> {
@@ -183,222 +301,284 @@ fn failure_of(op: &Op<Task>, result: Result<Result<(), Cause>, panics::Payload>)
     }
 }
 
-/// Calls the function of an operation with children and then lets the children enter their queues. The operation
-/// completes once all its children are complete.
-fn start_parent(core: &Arc<Core>, op: OpRef<Task>) {
-    op.mark(core.started_mark());
-    let hold = op.hold();
-    // SAFETY: (1): this thread owns the ready operation, and the flag says that there is a plan.
-    let family = unsafe { Family::of_sync(core, op) };
-    let kin: Arc<dyn Kin> = Arc::<Family>::clone(&family);
-    let result = panics::catch(|| {
-        frame::enter(core, &hold, Holds::Variables, |frame| {
-            // SAFETY: this thread owns the ready operation, which the family keeps, and starts it only here.
-            frame.in_family(&kin, || unsafe { hold.start_in_limits(&Call::new(frame, None)) })
-        })
-    });
-    let result = result_of(&hold, result);
-    record::returned(core, &hold);
-    drop((hold, kin));
-    family.end_function(result);
-}
+// ------------------------------------------------------------------------------------------------- completing ----
 
-// --------------------------------------------------------------------------------- asynchronous operations ----
-
-/// Calls the function of an asynchronous operation. Normally, the operation completes when its completion is used,
-/// not when the function returns.
-fn start_async(core: &Arc<Core>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
-    op.mark(core.started_mark());
-    // The completion may end the operation while its function still runs.
-    let hold = op.hold();
-    // SAFETY: (1): this thread owns the ready operation, and the flag says that there is a plan.
-    let family = op.task().has(flag::PARENT).then(|| unsafe { Family::of_async(core, &hold) });
-    let kin = family.as_ref().map(|family| Arc::<Family>::clone(family) as Arc<dyn Kin>);
-    if let (Some(limits), Some(kin)) = (op.task().limits(), &kin) {
-        // SAFETY: (1): this thread owns the ready operation, which is about to start.
-        unsafe { limits.set_parent_of(Some(Arc::clone(kin))) };
-    }
-    let mut lost = None;
-    let result = panics::catch(|| {
-        frame::enter_async(core, &hold, op, |frame| {
-            struct TakeRight<'a>(&'a Frame, &'a mut Option<OpRef<Task>>);
-            impl Drop for TakeRight<'_> {
-                fn drop(&mut self) {
-                    *self.1 = self.0.take_right();
+impl Core {
+    /// Completes an operation with `result`. Adds to `ready` the operations that become ready.
+    #[inline(never)]
+    pub(crate) fn complete(
+        &self,
+        op: OpRef<Task>,
+        mut result: Result<(), OpError>,
+        function: FnState,
+        ready: &mut ReadyList<Task>,
+    ) -> Epilogue {
+        if self.is_forked() {
+            // In a forked child, the operation belongs to the parent process, which completes it.
+            mem::forget(result);
+            return Epilogue::Nothing;
+        }
+        record::end(self, &op, function.outcome(&result), function);
+        let mut ended = Vec::new();
+        if op.task().has(flag::SILENT) {
+            result.as_ref().err().into_iter().for_each(|failure| self.record_failure(failure));
+        } else if op.task().has(flag::DEVICE) {
+            on_device::note_result(self, &op, &mut result, &mut ended);
+        } else {
+            match &result {
+                Ok(()) => count_mutations(&op, &mut ended),
+                Err(failure) => {
+                    take_overwritten(self, &op, &mut ended);
+                    fail_variables(self, &op, failure);
                 }
             }
-            let _take = TakeRight(frame, &mut lost);
-            // SAFETY: this thread owns the ready operation, and starts it only here.
-            let start = || unsafe { hold.start_in_limits(&Call::new(frame, None)) };
-            match &kin {
-                Some(kin) => frame.in_family(kin, start),
-                None => start(),
+        }
+        let has_succeeded = function != FnState::NotCalled && result.is_ok() && ended.is_empty();
+        if !has_succeeded || op.task().has(flag::REPORTS) {
+            // The epilogue of an inline operation is left to the loop, since others that became ready with it wait in
+            // this thread's memory, and a waker that the count-out calls may wait for one of them.
+            let is_short = !op.task().has(flag::ASYNC | flag::INLINE);
+            let op = tracker::complete(op, ready);
+            pause::at(Point::Completed);
+            if has_succeeded && is_short {
+                return Completed::succeeded(op);
             }
-        })
-    });
-    let failure = match result {
-        Ok(Ok(())) => None,
-        Ok(Err(cause)) => Some(hold.task().failed_by(cause)),
-        Err(payload) => Some(hold.task().failed_by_panic(payload)),
-    };
-    if core.is_forked() {
-        // The parent process completes the operation.
-        std::mem::forget((hold, failure, family, kin));
-        return Epilogue::Nothing;
-    }
-    // If the right was put back and there is no family, the operation ends here, and the record of its end includes
-    // the return.
-    if lost.is_none() || family.is_some() {
-        record::returned(core, &hold);
-    }
-    if let Some(family) = family {
-        return return_from_parent(&family, hold, lost, failure);
-    }
-    match (lost, failure) {
-        (None, None) if hold.task().has(flag::REPORTS) => {
-            // SAFETY: this thread has started the operation, whose end does not touch the body.
-            let cleanup = unsafe { hold.started() };
-            if cleanup.is_none() { Epilogue::Nothing } else { Epilogue::Started(hold, cleanup) }
+            return Epilogue::CleanUp(Completed::new(op, result, ended, function));
         }
-        (None, None) => Epilogue::Nothing,
-        (None, Some(failure)) => {
-            fail_late(core, &hold, failure);
-            Epilogue::Nothing
-        }
-        // A panic dropped the completion, or a function with references to values failed after its completion had
-        // been used or dropped. If the function caught the panic and succeeded, the loss of the completion is the
-        // failure.
-        (Some(right), failure) => {
-            let failure = failure.unwrap_or_else(|| hold.task().failed_by(Cause::LostCompletion));
-            let _ = hold.task().async_state().map(AsyncState::resolve);
-            complete_by_right(core, right, Err(failure), FnState::Called, ready)
-        }
+        let ticket = op.task().ticket;
+        tracker::end(op, ready);
+        pause::at(Point::Completed);
+        Epilogue::CountOut(ticket)
     }
 }
 
-/// Ends the function's part of an asynchronous parent's work. If the right was put back, also drops the
-/// completion's share of the family, and the parent fails.
-fn return_from_parent(
-    family: &Family,
-    op: Hold<Task>,
-    lost: Option<OpRef<Task>>,
-    failure: Option<OpError>,
-) -> Epilogue {
-    let mut cleanup = Cleanup::default();
-    let result = match (lost, failure) {
-        (None, None) => {
-            if op.task().has(flag::REPORTS) {
-                // SAFETY: this thread has started the operation, whose end does not touch the body.
-                cleanup = unsafe { op.started() };
-            }
-            Ok(())
-        }
-        (None, Some(failure)) => Err(failure),
-        (Some(right), failure) => {
-            let failure = failure.unwrap_or_else(|| op.task().failed_by(Cause::LostCompletion));
-            family.end_completion(right, Ok(()));
-            Err(failure)
-        }
-    };
-    family.end_function(result);
-    if cleanup.is_none() { Epilogue::Nothing } else { Epilogue::Started(op, cleanup) }
-}
-
-/// Keeps the failure of an asynchronous function for its completion, or records the failure if the completion has
-/// already been used.
-#[cold]
-fn fail_late(core: &Arc<Core>, op: &Op<Task>, failure: OpError) {
-    let Some(state) = op.task().async_state() else { unreachable!("the operation is asynchronous") };
-    // SAFETY: called once, by the thread that ran the function.
-    if let Err(failure) = unsafe { state.fail(failure) } {
-        // The operation has already completed. Its function's failure is recorded to avoid losing it.
-        core.record_failure(&failure);
-        epilogue::run_program_code(core, op, None, || drop(failure));
-    }
-}
-
-/// [`complete`](Core::complete) for an asynchronous operation whose function was called. If the operation has a
-/// family, the family completes it.
-fn complete_by_right(
-    core: &Core,
-    right: OpRef<Task>,
-    result: Result<(), OpError>,
-    function: FnState,
-    ready: &mut ReadyList<Task>,
-) -> Epilogue {
-    let kin = right.task().limits().and_then(Limits::parent_of);
-    if let Some(family) = kin.and_then(Family::from_kin) {
-        family.end_completion(right, result);
-        return Epilogue::Nothing;
-    }
-    core.complete(right, result, function, ready)
-}
-
-/// [`resolve`](Core::resolve) with a result whose error is already the operation's failure.
-pub(crate) fn resolve_with(core: &Arc<Core>, right: OpRef<Task>, own: Result<(), OpError>) {
-    let early = right.task().async_state().and_then(AsyncState::resolve);
-    let (result, second) = match early {
-        Some(failure) => (Err(failure), own.err()),
-        None => (own, None),
-    };
-    // The operation's second failure is recorded to avoid losing it.
-    second.iter().for_each(|failure| core.record_failure(failure));
-    let _running = room::run_without_worker(core);
-    let mut ready = ReadyList::default();
-    let mut epilogue = complete_by_right(core, right, result, FnState::MayRun, &mut ready);
-    if let Epilogue::CleanUp(completed) = &mut epilogue {
-        completed.ended.extend(second);
-    }
-    let epilogue = core.defer_epilogue(epilogue);
-    core.dispatch_ready(&mut ready, epilogue);
-}
-
-/// Completes an asynchronous operation whose guards were never taken. Its variables remain unchanged.
-pub(crate) fn release(core: &Arc<Core>, op: OpRef<Task>) {
-    if op.task().has(flag::LIMITED) {
-        // A panic dropped the guards before the future existed.
-        return resolve_with(core, op, Ok(()));
-    }
-    let _ = op.task().async_state().map(AsyncState::resolve);
+/// Completes an operation that has succeeded on the CPU. The caller has checked that the operation is not silent,
+/// that it reports no result, and that none of its variables had failed.
+#[inline(always)]
+fn complete_plainly(op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Ticket {
     let ticket = op.task().ticket;
-    let _running = room::run_without_worker(core);
-    let mut ready = ReadyList::default();
-    record::end(core, &op, Outcome::Succeeded, FnState::MayRun);
-    tracker::end(op, &mut ready);
-    core.dispatch_ready(&mut ready, Epilogue::CountOut(ticket));
+    let count = |access: &Access<Task>| {
+        if access.mode().is_write() {
+            // SAFETY: the operation holds its variables until `end_with` has called this for each of them.
+            unsafe { VarCell::of(access).mutated() };
+        }
+    };
+    tracker::end_with(op, count, ready);
+    pause::at(Point::Completed);
+    ticket
 }
 
-// ----------------------------------------------------------------------------- GPUs of the naive engine ----
-
-/// Runs a naive engine's GPU operation on this thread, and waits until the GPU has completed the operation.
+/// Completes an operation whose push returned an error or that was cancelled quietly. Its variables are left
+/// unchanged.
 #[cold]
-fn run_on_device(core: &Arc<Core>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
-    let device = core.gpus.device_of(op.task().lane);
-    let Some(gpu) = core.gpus.gpu(device) else { unreachable!("routes lead to devices of the engine") };
-    let mut stream = gpu.take_stream(device);
-    let failure = match disposition::at(core, &op, device) {
-        Disposition::Run => None,
-        Disposition::Skip(failure) => Some(failure),
-        Disposition::Forward(_) | Disposition::Discard => unreachable!("the operation was to run"),
-    };
-    if let Some(failure) = failure {
-        gpu.return_stream(stream);
-        return complete::skip(core, op, failure, ready);
-    }
-    record::start(core, &op);
-    let mut result = call_on(core, &op, &mut stream);
+pub(crate) fn pass_over(core: &Core, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
     if core.is_forked() {
-        // The stream is not dropped either: a thread of the parent process may have locked its device.
-        std::mem::forget((stream, result));
         return Epilogue::Nothing;
     }
-    // Code called by the device runs as part of the operation, as does the logger that reports the device's loss.
-    let mut end = || stream.finish().map_err(|error| gpu.lose(&error));
-    let ended = no_wait::without_waits(NoWait::DeviceFunction, || frame::enter(core, &op, Holds::Variables, |_| end()));
-    if let Err(loss) = ended {
-        let failure = op.task().failed_by(Cause::Device(loss));
-        result = result.and(Err(failure));
+    record::end(core, &op, Outcome::Skipped, FnState::NotCalled);
+    Epilogue::CleanUp(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
+}
+
+/// Counts the mutations of a successful operation and clears the failures that it overwrites.
+fn count_mutations(op: &Op<Task>, ended: &mut Vec<OpError>) {
+    for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
+        let cell = VarCell::of(access);
+        // SAFETY: the operation holds its variables until the tracker completes it.
+        unsafe { cell.mutated() };
+        if access.mode() == Mode::Overwrite && cell.fault().has_failed() {
+            // SAFETY: the operation holds its variables until the tracker completes it. It issued no work on a
+            // device, so it started only after GPUs had completed their work on these variables.
+            let failure = unsafe { cell.fault().set_failure(None) };
+            ended.extend(failure.inspect(OpError::mark_reported));
+        }
     }
-    gpu.return_stream(stream);
-    core.complete(op, result, FnState::Called, ready)
+}
+
+/// Takes the failures of the variables that an operation overwrites. If the operation has failed, its own failure
+/// replaces the taken ones, which remain to be reported.
+pub(crate) fn take_overwritten(core: &Core, op: &Op<Task>, taken: &mut Vec<OpError>) {
+    for access in op.accesses() {
+        let cell = VarCell::of(access);
+        if access.mode() == Mode::Overwrite && cell.fault().has_failed() {
+            // SAFETY: the operation holds its variables until the tracker completes it, and the closure runs under
+            // the fault lock.
+            taken.extend(core.fault_lock.with(|| unsafe { cell.fault().set_failure(None) }));
+        }
+    }
+}
+
+/// Fails the variables that an operation mutates, except those that have already failed.
+pub(super) fn fail_variables(core: &Core, op: &Op<Task>, failure: &OpError) {
+    // The failure must be recorded before another thread can see it on a variable.
+    core.record_failure(failure);
+    for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
+        let cell = VarCell::of(access);
+        if !cell.fault().has_failed() {
+            // SAFETY: the operation holds its variables until the tracker completes it; or the caller is a GPU lane
+            // and holds the fault lock, and only other lanes read the failure before the caller's timeline reports
+            // the operation complete.
+            let none = unsafe { cell.fault().set_failure(Some(failure.clone())) };
+            debug_assert!(none.is_none(), "the variable had not failed");
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------- the epilogue ----
+
+impl Completed {
+    /// Reports the result of a complete operation to its handle or wait. A rejected operation's result is not reported.
+    pub(crate) fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, function: FnState) -> Self {
+        let mut cleanup = Cleanup::default();
+        if op.task().has(flag::REPORTS) {
+            cleanup = Self::report(&op, result.as_ref().map(|&()| ()), function);
+        }
+        Self { op, result, ended, function, cleanup }
+    }
+
+    /// Reports the success of a complete operation that is not asynchronous, and ends the hold on its record if no
+    /// program code remains to be run. Returns the epilogue.
+    #[inline]
+    fn succeeded(op: Hold<Task>) -> Epilogue {
+        let cleanup = Self::report(&op, Ok(()), FnState::Called);
+        if cleanup.is_none() && !must_leave(&op) {
+            // Its drop would do nothing, but cost instructions.
+            mem::forget(cleanup);
+            return Epilogue::CountOut(Self::release(op));
+        }
+        Epilogue::CleanUp(Self { op, result: Ok(()), ended: Vec::new(), function: FnState::Called, cleanup })
+    }
+
+    /// Ends the hold on the record of a complete operation, of which no program code remains to be run. Returns the
+    /// operation's ticket.
+    #[inline]
+    fn release(op: Hold<Task>) -> Ticket {
+        pause::at(Point::CompleteBeforeRetire);
+        let ticket = op.task().ticket;
+        // The mark is removed because the record may remain in queues for a while.
+        op.mark(ptr::null_mut());
+        drop(op);
+        ticket
+    }
+
+    /// Reports the result of a complete operation, unless the operation was rejected.
+    #[inline]
+    fn report(op: &Op<Task>, result: Result<(), &OpError>, function: FnState) -> Cleanup {
+        if op.is_rejected() {
+            return Cleanup::default();
+        }
+        // SAFETY: (1): this thread ends the operation.
+        unsafe { op.report(result, function == FnState::MayRun) }
+    }
+
+    /// Whether program code may run in the epilogue.
+    fn runs_program_code(&self) -> bool {
+        self.function == FnState::NotCalled
+            || self.result.is_err()
+            || !self.ended.is_empty()
+            || !self.cleanup.is_none()
+            || must_leave(&self.op)
+    }
+}
+
+/// Whether an operation that has ended must still leave its group or family.
+#[inline]
+fn must_leave(op: &Op<Task>) -> bool {
+    op.task().limits().is_some_and(Limits::must_leave)
+}
+
+impl Core {
+    /// Returns the epilogue, which must run after the operations that became ready have been dispatched. In a model of
+    /// the wrong order, runs it immediately.
+    pub(crate) fn defer_epilogue(self: &Arc<Self>, epilogue: Epilogue) -> Epilogue {
+        if !removed(engine_step::SCHEDULE_THEN_NOTIFY) {
+            return epilogue;
+        }
+        finish(self, epilogue);
+        Epilogue::Nothing
+    }
+
+    /// Counts an operation out and wakes the futures whose waits, for all operations or for room, are over.
+    #[inline(always)]
+    pub(crate) fn count_out(self: &Arc<Self>, ticket: Ticket) {
+        if let Some(wakers) = self.pending.leave(ticket) {
+            self.wake(wakers);
+        }
+    }
+
+    /// Wakes futures that wait for all operations or for room.
+    #[cold]
+    pub(crate) fn wake(self: &Arc<Self>, wakers: Wakers) {
+        // A GPU lane's thread leaves the wakers to a worker, unless the workers may have ended. In that case, the
+        // operation pushed for the wakers would run here. The waker that ends the engine would find that operation
+        // pending and register again. Counting the operation out would then wake that waker in another such operation,
+        // and so on, endlessly.
+        if leaves_to_workers(self) || removed(engine_step::WAKE_HERE_ONCE_CLOSED) && worker_thread::serves_device() {
+            return self.hand_over(|_| wakers.wake());
+        }
+        // This thread may have given up its worker, either to a function that had waited or to a stop.
+        if worker_thread::begin_code() {
+            regain_worker(None);
+        }
+        worker_thread::share_slot();
+        frame::enter_after(self, || wakers.wake());
+    }
+}
+
+/// Runs the epilogue of an operation. Called after the operations that it made ready have been dispatched.
+pub(crate) fn finish(core: &Arc<Core>, epilogue: Epilogue) {
+    match epilogue {
+        Epilogue::Nothing => {}
+        Epilogue::CountOut(ticket) => core.count_out(ticket),
+        Epilogue::CleanUp(completed) if completed.runs_program_code() && leaves_to_workers(core) => {
+            core.hand_over(move |core| finish_completed(core, completed));
+        }
+        Epilogue::CleanUp(completed) => finish_completed(core, completed),
+        Epilogue::Started(op, cleanup) if leaves_to_workers(core) => {
+            core.hand_over(move |core| run_program_code(core, &op, None, || cleanup.run()));
+        }
+        Epilogue::Started(op, cleanup) => run_program_code(core, &op, None, || cleanup.run()),
+        Epilogue::Other(run) => run(),
+    }
+}
+
+/// Whether program code that may wait must be left to a worker: the calling thread serves a GPU lane, so it must
+/// not block, and the engine has workers.
+fn leaves_to_workers(core: &Core) -> bool {
+    worker_thread::serves_device() && core.has_workers()
+}
+
+/// Runs the program code of an epilogue and counts the operation out.
+fn finish_completed(core: &Arc<Core>, completed: Completed) {
+    let Completed { op, result, ended, function, cleanup } = completed;
+    let limits = op.task().limits();
+    let run = |f: &mut dyn FnMut()| run_program_code(core, &op, limits.and_then(Limits::group), f);
+    if function == FnState::NotCalled {
+        // SAFETY: (1): this thread ends the operation.
+        run(&mut || unsafe { op.discard() });
+    }
+    if !cleanup.is_none() {
+        let mut cleanup = Some(cleanup);
+        run(&mut || cleanup.take().into_iter().for_each(Cleanup::run));
+    }
+    if result.is_err() || !ended.is_empty() {
+        let mut rest = Some((result, ended));
+        run(&mut || drop(rest.take()));
+    }
+    if let Some(limits) = limits.filter(|limits| limits.must_leave()) {
+        // SAFETY: (1): this thread has ended the operation.
+        run_program_code(core, &op, None, || unsafe { limits.leave() });
+    }
+    core.count_out(Completed::release(op));
+}
+
+/// Runs `f`, program code from an operation's epilogue. If `group` is `Some`, the operation is still counted there. A
+/// panic becomes a failure that `wait_for_all` returns.
+pub(crate) fn run_program_code(core: &Arc<Core>, op: &Op<Task>, group: Option<&Arc<GroupCore>>, f: impl FnOnce()) {
+    // The code may take a long time, so other workers must be able to steal the operation in the slot.
+    worker_thread::share_slot();
+    let run = |frame: &Frame| frame.in_group(group, None, f);
+    let panicked = panics::catch(|| frame::enter(core, op, Holds::Nothing, run)).err();
+    if let Some(payload) = panicked.filter(|_| !core.is_forked()) {
+        core.record_failure(&op.task().failed_by_panic(payload));
+    }
 }

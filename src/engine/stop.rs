@@ -26,7 +26,6 @@ use crate::{
         aside::{Laid, Stopped},
         thread_pool::BoxedWorker,
     },
-    tracker::OpRef,
     values::kind::EngineKind,
     wait::regain::regain_worker,
 };
@@ -137,7 +136,7 @@ pub(crate) fn begin_lane(
 }
 
 /// Lays the worker of a GPU lane aside. Returns the worker if the stop was cancelled, a function is waiting, an
-/// operation has been [sent](send) to the lane, or the lane has ended.
+/// operation has been [sent](super::on_device::send) to the lane, or the lane has ended.
 pub(crate) fn lay_lane_aside(core: &Core, worker: BoxedWorker<Task>) -> Result<(), BoxedWorker<Task>> {
     let mut worker = Some(worker);
     // The sender looks for the worker after the send, so either this thread sees the operation or the sender finds
@@ -145,18 +144,6 @@ pub(crate) fn lay_lane_aside(core: &Core, worker: BoxedWorker<Task>) -> Result<(
     let may_leave = |lane: &Lane<Task>| !lane.has_first() && !lane.has_ended();
     let _ = core.threads.aside().lay(|| worker.take_if(|worker| may_leave(worker.lane())));
     worker.map_or(Ok(()), Err)
-}
-
-/// Sends `op` to device lane `number`, which has issued operations that `op` waits for.
-pub(crate) fn send(core: &Arc<Core>, number: usize, op: OpRef<Task>) {
-    core.gpus.send(number, op);
-    // Before the send, these operations may have completed and the lane's worker may have been laid aside. If so,
-    // the lane is given a thread that only sends `op` on.
-    let lane = &core.gpus.lanes()[number].lane;
-    if let Some(worker) = core.threads.aside().take_one(|worker| Arc::ptr_eq(worker.lane(), lane)) {
-        // A worker whose thread cannot be started stays laid aside.
-        let _ = take_up(core, vec![worker]);
-    }
 }
 
 /// Pushes an operation that lays a worker of `lane` aside.

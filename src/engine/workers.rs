@@ -9,15 +9,14 @@
 use std::{io, sync::Arc};
 
 use crate::{
-    context::worker_thread::{Duty, WorkerThread, share_slot},
-    engine::core::Core,
-    error::build::BuildError,
-    observe::record::{self, NoRecording, RunRecording},
-    op::{
-        ending::{Epilogue, Unfinished},
-        frame,
-        task::{Task, flag},
+    context::{
+        ready_loop::Epilogue,
+        worker_thread::{Duty, WorkerThread, share_slot},
     },
+    engine::{core::Core, run::run_operations},
+    error::build::BuildError,
+    observe::record::{self, NoRecording},
+    op::{frame, task::Task},
     sync::mpsc,
     system::{Placement, panics, topology},
     threads::thread_pool::{BoxedWorker, Ended},
@@ -146,53 +145,6 @@ fn run(thread: &WorkerThread, number: usize) {
             panics::log!(Error, "raddle: thread {number} panicked outside an operation's function");
         });
     }
-}
-
-/// Runs operations while the thread has a worker and its lane has not ended. `ready` holds newly ready operations until
-/// they are dispatched.
-///
-/// This is a separate function so that the loop does not share registers with code that runs only once.
-#[inline(never)]
-fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>, recording: &impl RunRecording) {
-    while let Some(op) = thread.next() {
-        let otherwise = |unfinished, ready: &mut _| execute_otherwise(thread, unfinished, ready);
-        match thread.core.execute_inline(op, ready, recording, otherwise) {
-            Ok(ticket) if ready.is_empty() => thread.core.count_out(ticket),
-            Ok(ticket) => {
-                // A naive engine has no such thread.
-                let here = if thread.core.is_closed() {
-                    std::mem::take(ready)
-                } else {
-                    thread.core.schedule_ready(ready, recording, |op| thread.schedule(op))
-                };
-                if here.is_empty() {
-                    thread.core.count_out(ticket);
-                } else {
-                    thread.core.run_here_after(here, ticket);
-                }
-            }
-            Err(()) => {}
-        }
-    }
-}
-
-/// Runs or completes an operation that is not plain.
-#[inline(never)]
-fn execute_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut ReadyList<Task>) {
-    let Unfinished { mut op, mut called } = unfinished;
-    if called.is_none() && op.task().has(flag::RECORDED) {
-        match thread.core.execute_recorded(op, ready) {
-            Ok(ticket) if ready.is_empty() => return thread.core.count_out(ticket),
-            Ok(ticket) => return thread.core.dispatch_ready(ready, Epilogue::CountOut(ticket)),
-            Err(unfinished) => Unfinished { op, called } = unfinished,
-        }
-    }
-    let op = if called.is_none() && op.task().has(flag::REPORTS) { op.pop_entry() } else { Some(op) };
-    let Some(op) = op else { return };
-    let unfinished = Unfinished { op, called };
-    let epilogue = thread.core.execute_otherwise(unfinished, ready);
-    let epilogue = thread.core.defer_epilogue(epilogue);
-    thread.core.dispatch_ready(ready, epilogue);
 }
 
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]

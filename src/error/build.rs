@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, path::PathBuf, str::FromStr};
 
-use super::push::FORKED;
+use super::push_error::FORKED;
 use crate::values::kind::EngineKind;
 
 /// Why an engine could not be built.

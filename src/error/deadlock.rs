@@ -26,9 +26,9 @@ pub(crate) type Pushed = (Name, &'static Location<'static>);
 /// # }
 /// ```
 #[derive(Clone, Default)]
-pub struct Deadlock(Option<Arc<Parts>>);
+pub struct Deadlock(Option<Arc<DeadlockDetails>>);
 
-struct Parts {
+struct DeadlockDetails {
     waiting: Option<Pushed>,
     awaited: Awaited,
 }
@@ -46,7 +46,7 @@ pub(crate) enum Awaited {
 
 impl Deadlock {
     pub(crate) fn new(waiting: Option<Pushed>, awaited: Awaited) -> Self {
-        Self(Some(Arc::new(Parts { waiting, awaited })))
+        Self(Some(Arc::new(DeadlockDetails { waiting, awaited })))
     }
 
     /// Returns the name of the operation that would wait, if known.

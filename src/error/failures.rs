@@ -13,7 +13,7 @@ use crate::{
 const MAX_KEPT: usize = 4096;
 
 #[derive(Debug, Default)]
-struct State {
+struct FailuresState {
     /// The kept failures, keyed by sequence number.
     unknown: BTreeMap<u64, OpError>,
     /// The number of further failures, which are only counted.
@@ -24,7 +24,7 @@ struct State {
     warned: bool,
 }
 
-impl State {
+impl FailuresState {
     /// Takes the number of failures that were only counted. If one of these becomes known later, the new count is not
     /// reduced.
     fn take_more(&mut self) -> u64 {
@@ -35,7 +35,7 @@ impl State {
 
 /// How a failure was recorded when it was [added](Failures::add).
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum FailurePlace {
     /// The failure is kept until it is known.
     Kept,
     /// The failure is counted, in this round, until it is known.
@@ -50,31 +50,31 @@ pub(crate) enum Place {
 /// A failure becomes known and ceases to be kept or counted in a single step under the lock. So a failure that the
 /// program already knows is never returned from here.
 #[derive(Debug, Default)]
-pub struct Failures(Mutex<State>);
+pub struct Failures(Mutex<FailuresState>);
 
 impl Failures {
     /// Keeps `failure`, which is still unknown to the program, or only counts it if too many are kept.
-    pub(crate) fn add(&self, failure: &OpError) -> Place {
+    pub(crate) fn add(&self, failure: &OpError) -> FailurePlace {
         let mut state = lock(&self.0);
         if state.unknown.len() < MAX_KEPT {
             state.unknown.insert(failure.sequence(), failure.clone());
-            Place::Kept
+            FailurePlace::Kept
         } else {
             state.more += 1;
-            Place::Counted(state.round)
+            FailurePlace::Counted(state.round)
         }
     }
 
     /// Marks `failure`, which has been added, as known, and stops keeping or counting it.
-    pub(crate) fn mark_reported(&self, failure: &OpError, place: Place) {
+    pub(crate) fn mark_reported(&self, failure: &OpError, place: FailurePlace) {
         let mut state = lock(&self.0);
         if failure.note_known() {
             match place {
                 // The caller has another clone, so none of the program's values is dropped under the lock.
-                Place::Kept => drop(state.unknown.remove(&failure.sequence())),
-                Place::Counted(round) if round == state.round => state.more -= 1,
+                FailurePlace::Kept => drop(state.unknown.remove(&failure.sequence())),
+                FailurePlace::Counted(round) if round == state.round => state.more -= 1,
                 // The failure was already reported in a summary.
-                Place::Counted(_) => {}
+                FailurePlace::Counted(_) => {}
             }
         }
     }

@@ -14,19 +14,19 @@
 
 pub(crate) mod build;
 pub(crate) mod deadlock;
-pub(crate) mod device;
+pub(crate) mod device_error;
 pub(crate) mod failures;
-pub(crate) mod guarded;
 pub(crate) mod op;
-pub(crate) mod push;
+pub(crate) mod push_error;
+pub(crate) mod use_error;
 pub(crate) mod wait;
 
 pub use build::{BuildError, ShutdownError};
 pub use deadlock::Deadlock;
-pub use device::DeviceError;
-pub use guarded::{UseError, UseErrorKind};
+pub use device_error::DeviceError;
 pub use op::{Cause, OpError};
-pub use push::{Misfit, NoAccess, PushError, RefusedAccess};
+pub use push_error::{Misfit, NoAccess, PushError, RefusedAccess};
+pub use use_error::{UseError, UseErrorKind};
 pub use wait::WaitError;
 
 /// The error type that operations return.

@@ -15,8 +15,8 @@ use std::{
 
 use super::{
     BoxError,
-    device::DeviceError,
-    failures::{Failures, Place},
+    device_error::DeviceError,
+    failures::{FailurePlace, Failures},
     wait::WaitError,
 };
 use crate::{
@@ -100,16 +100,16 @@ struct Failure {
     /// failure was added.
     known: AtomicBool,
     /// The place where the failure is kept or counted until it is known.
-    added: OnceLock<(Weak<Failures>, Place)>,
+    added: OnceLock<(Weak<Failures>, FailurePlace)>,
 }
 
 thread_local! {
     /// What the drop of a failure that is running on this thread has yet to drop, if there is one.
-    static LEFT: RefCell<Option<Vec<Remains>>> = const { RefCell::new(None) };
+    static LEFT: RefCell<Option<Vec<FailureRemains>>> = const { RefCell::new(None) };
 }
 
 /// The cause and the payload of a failure that was dropped.
-type Remains = (Cause, Option<Payload>);
+type FailureRemains = (Cause, Option<Payload>);
 
 impl Drop for Failure {
     fn drop(&mut self) {
@@ -120,7 +120,7 @@ impl Drop for Failure {
         let mut next = Some((cause, payload.into_inner().unwrap_or_else(PoisonError::into_inner)));
         // A cause or payload may hold the last clone of another failure, which may do so too, in a chain that is too
         // long for the stack. So inner drops on a thread leave theirs to the outermost one.
-        let leaves = |left: &RefCell<Option<Vec<Remains>>>| {
+        let leaves = |left: &RefCell<Option<Vec<FailureRemains>>>| {
             let mut left = left.borrow_mut();
             match &mut *left {
                 Some(left) => left.extend(next.take()),

@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt};
 
-use super::{deadlock::Deadlock, op::OpError, push::PushError};
+use super::{deadlock::Deadlock, op::OpError, push_error::PushError};
 
 /// Why a wait returned no result.
 ///

@@ -20,7 +20,7 @@
 //!
 //! * The job: the thread that starts or skips the operation. Ending a started operation does not touch the job, since
 //!   another thread may end the operation while `start` is still running
-//!   ([`FnState::MayRun`](crate::op::ending::FnState::MayRun)).
+//!   ([`FnState::MayRun`](crate::context::ready_loop::FnState::MayRun)).
 //! * The values: the owner of the [`Granted`] or of a guard, as the accesses permit.
 //!
 //! This module has no edges of its own: the oneshot hands over the [`Granted`], along with everything that the queues

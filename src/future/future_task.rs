@@ -35,7 +35,7 @@ use std::{
 };
 
 use crate::{
-    engine::{core::Core, epilogue},
+    engine::{core::Core, run},
     error::op::{Cause, OpError},
     future::held::Share,
     notify::poll_state::PollState,
@@ -140,7 +140,7 @@ impl StartedFuture {
         if let Some(second) = second {
             // The operation's second failure is recorded, since it would otherwise be lost.
             core.record_failure(&second);
-            epilogue::run_program_code(core, self.share.op(), None, || drop(second));
+            run::run_program_code(core, self.share.op(), None, || drop(second));
         }
         self.share.end(result);
     }

@@ -28,7 +28,7 @@
 use std::{fmt, mem::ManuallyDrop, sync::Arc, thread};
 
 use crate::{
-    engine::{core::Core, keeps_open::KeepsOpen, run},
+    engine::{core::Core, keeps_open::KeepsOpen, run_async},
     error::op::{Cause, OpError},
     op::{
         kin::Kin,
@@ -91,15 +91,15 @@ impl HeldOp {
             if panicked { Err(right.task().failed_by(cause())) } else { Ok(()) }
         };
         match ending {
-            Ending::Unused => run::release(&self.core, right),
+            Ending::Unused => run_async::release(&self.core, right),
             Ending::Taken(keeps_open) => {
                 let result = panicked(&right);
-                run::resolve_with(&self.core, right, result);
+                run_async::resolve_with(&self.core, right, result);
                 drop(keeps_open);
             }
             Ending::Future(result) => {
                 let result = result.and_then(|()| panicked(&right));
-                run::resolve_with(&self.core, right, result);
+                run_async::resolve_with(&self.core, right, result);
             }
         }
     }

@@ -33,20 +33,27 @@ use std::{collections::VecDeque, sync::Arc};
 
 use super::backoff::Backoff;
 use crate::{
-    context::worker_thread,
+    context::{
+        ready_loop::{Completed, Epilogue, FnState},
+        worker_thread,
+    },
     device::{
         gpus::{FIRST_LANE, Gpu, GpuLane},
         stream::{FunctionEnd, GpuStream, MARK_TRIES},
         timeline::{RecordedPoint, VectorClock},
     },
-    engine::{complete, core::Core, disposition, epilogue, run, stop},
+    engine::{
+        core::Core,
+        on_device,
+        run::{self, Disposition},
+        stop,
+    },
     error::{
-        device::DeviceError,
+        device_error::DeviceError,
         op::{Cause, OpError},
     },
     observe::record,
     op::{
-        ending::{Disposition, Epilogue, FnState},
         frame,
         task::{Task, flag},
         variable::VarCell,
@@ -290,7 +297,7 @@ impl Issuer<'_> {
         } else {
             // An asynchronous operation has no stream. Like a CPU operation, it waits until its dependencies are
             // complete.
-            match disposition::pending_on_device(self.core, &op, Device::Cpu) {
+            match on_device::pending(self.core, &op, Device::Cpu) {
                 Some(number) => {
                     self.send(number, op);
                     Epilogue::Nothing
@@ -330,7 +337,7 @@ impl Issuer<'_> {
         for access in op.accesses() {
             let cell = VarCell::of(access);
             let last = cell.fault().last_on_device(self.number, access.mode());
-            if disposition::follows_on_device(self.core, &op, cell, self.device) {
+            if on_device::follows(self.core, &op, cell, self.device) {
                 event = if own { 0 } else { last.max(event) };
             } else {
                 watch = last.max(watch);
@@ -351,7 +358,7 @@ impl Issuer<'_> {
         if number == self.number {
             self.receive(op);
         } else {
-            stop::send(self.core, number, op);
+            on_device::send(self.core, number, op);
         }
     }
 
@@ -371,18 +378,20 @@ impl Issuer<'_> {
 
     /// Issues an operation of this lane, or skips, forwards or discards it.
     fn begin(&mut self, op: OpRef<Task>) -> Epilogue {
-        match disposition::at(self.core, &op, self.device) {
+        match run::decide(self.core, &op, self.device) {
             Disposition::Run => match self.order(&op) {
                 Ok(None) => self.issue(op),
-                Ok(Some(other)) => stop::send(self.core, other, op),
+                Ok(Some(other)) => on_device::send(self.core, other, op),
                 Err(error) => {
                     let failure = op.task().failed_by(Cause::Device(error));
-                    return complete::skip(self.core, op, failure, &mut self.ready);
+                    return self.core.complete(op, Err(failure), FnState::NotCalled, &mut self.ready);
                 }
             },
             Disposition::Forward(number) => self.send(number, op),
-            Disposition::Skip(failure) => return complete::skip(self.core, op, failure, &mut self.ready),
-            Disposition::Discard => return complete::pass_over(self.core, op, &mut self.ready),
+            Disposition::Skip(failure) => {
+                return self.core.complete(op, Err(failure), FnState::NotCalled, &mut self.ready);
+            }
+            Disposition::Discard => return run::pass_over(self.core, op, &mut self.ready),
         }
         Epilogue::Nothing
     }
@@ -429,7 +438,7 @@ impl Issuer<'_> {
             VarCell::of(access).fault().note_on_device(lanes, self.number, seq, access.mode());
         }
         record::start(self.core, &op);
-        let mut result = run::call_on(self.core, &op, &mut self.stream);
+        let mut result = on_device::call(self.core, &op, &mut self.stream);
         if self.core.is_forked() {
             return;
         }
@@ -451,10 +460,10 @@ impl Issuer<'_> {
         }
         let mut ended = Vec::new();
         match &mut result {
-            Ok(()) => complete::clear_overwritten(self.core, &op, &mut ended),
+            Ok(()) => on_device::clear_overwritten(self.core, &op, &mut ended),
             Err(failure) => {
-                complete::take_overwritten(self.core, &op, &mut ended);
-                *failure = complete::fail_on_device(self.core, &op, failure.clone());
+                run::take_overwritten(self.core, &op, &mut ended);
+                *failure = on_device::fail_variables(self.core, &op, failure.clone());
             }
         }
         record::returned(self.core, &op);
@@ -470,7 +479,7 @@ impl Issuer<'_> {
         // The host reports the result to a handle.
         let mut found = Followers { streams: false, host: op.task().has(flag::REPORTS), own: false };
         tracker::followers(op, |next, access| {
-            if !disposition::follows_on_device(self.core, next, VarCell::of(access), self.device) {
+            if !on_device::follows(self.core, next, VarCell::of(access), self.device) {
                 found.host = true;
             } else if next.task().lane != op.task().lane {
                 found.streams = true;
@@ -574,8 +583,8 @@ impl Issuer<'_> {
         // waiters here, and finally the reports.
         for flight in self.in_flight.iter_mut().take_while(|flight| flight.seq <= seq) {
             match (&flight.result, fault) {
-                (Ok(()), None) => complete::count_on_device(&flight.op),
-                (Ok(()), Some(error)) => flight.result = Err(complete::lose_on_device(self.core, &flight.op, error)),
+                (Ok(()), None) => on_device::count_mutations(&flight.op),
+                (Ok(()), Some(error)) => flight.result = Err(on_device::lose(self.core, &flight.op, error)),
                 (Err(_), _) => {}
             }
             record::end(self.core, &flight.op, FnState::Called.outcome(&flight.result), FnState::Called);
@@ -601,7 +610,8 @@ impl Issuer<'_> {
         while self.in_flight.front().is_some_and(|flight| flight.seq <= passed) {
             let Some(InFlight { op, result, ended, .. }) = self.in_flight.pop_front() else { break };
             // Workers run the program code, so no operation waits for another's program code.
-            epilogue::finish(self.core, epilogue::epilogue_of(op, result, ended));
+            let completed = Completed::new(op, result, ended, FnState::Called);
+            run::finish(self.core, Epilogue::CleanUp(completed));
         }
     }
 }

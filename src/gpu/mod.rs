@@ -13,7 +13,7 @@ use crate::{
         timeline::LANES_PER_GPU,
     },
     engine::{core::Core, stop},
-    error::push::{Misfit, PushError},
+    error::push_error::{Misfit, PushError},
     op::{frame, task::Task},
     sync::{Ordering::Relaxed, lock},
     system::panics,

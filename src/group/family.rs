@@ -40,21 +40,20 @@ use std::{
 };
 
 use crate::{
-    context::ready_loop,
+    context::ready_loop::{self, Epilogue, FnState},
     engine::core::Core,
     error::{
         op::OpError,
-        push::{NoAccess, PushError},
+        push_error::{NoAccess, PushError},
     },
     group::room,
     notify::{family_count::FamilyCount, waiters::Nested},
     op::{
-        cancellable::Place,
-        ending::{Epilogue, FnState},
+        cancellable::WaitersPlace,
         frame::Frame,
         kin::{Kin, KinShare},
         limits::Limits,
-        members::Group,
+        members::GroupCore,
         spec::{Entries, Entry, Spec, sort},
         task::{ErasedJob, Task, flag},
         variable::VarCell,
@@ -73,7 +72,7 @@ pub(crate) struct Plan {
     priority: i32,
     deadline: Option<Instant>,
     /// The children's group, inside the operation's own group if it has one.
-    group: Arc<Group>,
+    group: Arc<GroupCore>,
     /// The family to which the operation belongs, if it is itself a child. That family does not end before this one.
     within: Option<Weak<Family>>,
 }
@@ -90,7 +89,7 @@ impl Plan {
         entries: &[Entry],
         priority: i32,
         deadline: Option<Instant>,
-        group: Option<&Arc<Group>>,
+        group: Option<&Arc<GroupCore>>,
         within: Option<&Family>,
     ) -> Box<dyn Any + Send> {
         let names = entries.iter().map(|entry| (entry.cell, entry.mode)).collect();
@@ -98,7 +97,7 @@ impl Plan {
             names,
             priority,
             deadline,
-            group: Group::new(group.cloned()),
+            group: GroupCore::new(group.cloned()),
             within: within.map(|family| Weak::clone(&family.this)),
         })
     }
@@ -108,7 +107,7 @@ impl Plan {
 struct Child {
     op: OpRef<Task>,
     /// The place in the state that the operation shares with its handle, if it has one.
-    place: Option<NonNull<Place>>,
+    place: Option<NonNull<WaitersPlace>>,
 }
 
 // SAFETY: the place is in the state that the operation shares with its handle, and contains only atomics.
@@ -128,7 +127,7 @@ unsafe impl Sync for Identity {}
 
 /// The failures of the parent itself.
 #[derive(Default)]
-struct Own {
+struct OwnFailures {
     /// The failure of its function or future.
     work: Option<OpError>,
     /// The failure reported by its completion.
@@ -147,7 +146,7 @@ pub(crate) struct Family {
     plan: Box<Plan>,
     /// The right to complete the parent.
     parent: Mutex<Option<OpRef<Task>>>,
-    own: Mutex<Own>,
+    own: Mutex<OwnFailures>,
     /// The family's variables that represent others, each with the index in the plan of the variable represented.
     stand_ins: Mutex<Vec<(usize, OwnedVar)>>,
     /// The family's variables with values of their own.
@@ -234,7 +233,7 @@ impl Family {
     }
 
     /// Returns the children's group.
-    pub(crate) fn group(&self) -> &Arc<Group> {
+    pub(crate) fn group(&self) -> &Arc<GroupCore> {
         &self.plan.group
     }
 
@@ -250,9 +249,9 @@ impl Family {
 
     /// Begins the push of a child or the creation of a variable. The parent's work does not end before the returned
     /// value is dropped.
-    fn admit(&self) -> Result<Admitted<'_>, PushError> {
+    fn admit(&self) -> Result<FamilyPart<'_>, PushError> {
         self.core.live()?;
-        if self.count.admit() { Ok(Admitted(self)) } else { Err(PushError::ParentEnded) }
+        if self.count.admit() { Ok(FamilyPart(self)) } else { Err(PushError::ParentEnded) }
     }
 
     /// Creates a variable of the family and returns a handle to it.
@@ -483,7 +482,7 @@ impl Family {
     /// Completes the parent.
     #[cold]
     fn end(&self) {
-        let Own { work, completion } = mem::take(&mut *lock(&self.own));
+        let OwnFailures { work, completion } = mem::take(&mut *lock(&self.own));
         let (failure, second) = match (work, completion) {
             (Some(work), second) => (Some(work), second),
             (None, Some(failure)) => (Some(failure), None),
@@ -508,9 +507,9 @@ impl Family {
 
 /// An admitted push of a child or creation of a variable, which is a part of the parent's work until this value is
 /// dropped.
-struct Admitted<'f>(&'f Family);
+struct FamilyPart<'f>(&'f Family);
 
-impl Drop for Admitted<'_> {
+impl Drop for FamilyPart<'_> {
     fn drop(&mut self) {
         if !self.0.core.is_forked() && self.0.count.end_part() {
             let _running = room::run_without_worker(&self.0.core);
@@ -537,7 +536,7 @@ impl Kin for Family {
         None
     }
 
-    fn holds_back(&self, place: &Place) -> bool {
+    fn holds_back(&self, place: &WaitersPlace) -> bool {
         place.is_held_back_by(self.identity.task)
     }
 

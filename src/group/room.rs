@@ -64,13 +64,13 @@ use std::{
 use crate::{
     context::running::{self, Running},
     engine::core::Core,
-    error::push::PushError,
+    error::push_error::PushError,
     notify::{
         pending::{PendingOps, UNLIMITED, slack},
         waiters::{Awaits, WaiterKind},
         wakers::{self, WakerKey},
     },
-    op::{frame, members::Group, no_wait},
+    op::{frame, members::GroupCore, no_wait},
     sync::{
         Ordering::Relaxed,
         edge::{removed, step},
@@ -105,15 +105,15 @@ fn is_outside() -> bool {
 }
 
 /// Returns the counts that include an operation of `group`, from the innermost group to the engine.
-fn counts<'a>(core: &'a Core, group: Option<&'a Arc<Group>>) -> impl Iterator<Item = &'a PendingOps> {
-    group.into_iter().flat_map(Group::path).map(|group| &group.pending).chain(iter::once(&core.pending))
+fn counts<'a>(core: &'a Core, group: Option<&'a Arc<GroupCore>>) -> impl Iterator<Item = &'a PendingOps> {
+    group.into_iter().flat_map(GroupCore::path).map(|group| &group.pending).chain(iter::once(&core.pending))
 }
 
 /// Returns the first count without room for one operation plus the number that `slack` returns for the count's limit,
 /// along with the count's position in [`counts`].
 fn first_full<'a>(
     core: &'a Core,
-    group: Option<&'a Arc<Group>>,
+    group: Option<&'a Arc<GroupCore>>,
     slack: impl Fn(u64) -> u64,
 ) -> Option<(usize, &'a PendingOps)> {
     counts(core, group).enumerate().find(|(_, count)| !count.has_room(slack(count.limit())))
@@ -129,7 +129,7 @@ impl Core {
 }
 
 /// Limits the number of a group's pending operations.
-pub(crate) fn limit_group(core: &Arc<Core>, group: &Group, limit: u64) {
+pub(crate) fn limit_group(core: &Arc<Core>, group: &GroupCore, limit: u64) {
     if core.is_forked() {
         return;
     }
@@ -185,7 +185,7 @@ pub(crate) fn end_push(core: &Core) {
 
 /// If the calling thread is outside, [holds back](hold_back) an operation of `group` until the group, its
 /// enclosing groups and the engine have room.
-pub(crate) fn admit(core: &Arc<Core>, group: &Arc<Group>) -> Result<(), PushError> {
+pub(crate) fn admit(core: &Arc<Core>, group: &Arc<GroupCore>) -> Result<(), PushError> {
     core.live()?;
     let is_limited = core.bounds.are_in_use() && counts(core, Some(group)).any(|count| count.limit() != UNLIMITED);
     if is_limited && is_outside() {
@@ -197,7 +197,7 @@ pub(crate) fn admit(core: &Arc<Core>, group: &Arc<Group>) -> Result<(), PushErro
 
 /// Returns an error if the calling thread is outside and its push of an operation of `group` would be held back or
 /// refused now. Also returns an error in a forked child.
-pub(crate) fn check(core: &Core, group: Option<&Arc<Group>>) -> Result<(), PushError> {
+pub(crate) fn check(core: &Core, group: Option<&Arc<GroupCore>>) -> Result<(), PushError> {
     core.live()?;
     if !is_outside() {
         // The push itself decides.
@@ -210,7 +210,7 @@ pub(crate) fn check(core: &Core, group: Option<&Arc<Group>>) -> Result<(), PushE
 }
 
 /// Holds a push back until it can continue or is refused; see the head of this module.
-pub(crate) fn hold_back(core: &Arc<Core>, group: Option<&Arc<Group>>) -> Result<(), PushError> {
+pub(crate) fn hold_back(core: &Arc<Core>, group: Option<&Arc<GroupCore>>) -> Result<(), PushError> {
     struct Held;
     impl Drop for Held {
         fn drop(&mut self) {
@@ -340,7 +340,7 @@ enum Stillness {
 /// A future that resolves when there is room for one operation. A poll does not block until there is room.
 pub(crate) struct WhenRoom {
     core: Arc<Core>,
-    group: Option<Arc<Group>>,
+    group: Option<Arc<GroupCore>>,
     /// The position in [`counts`] of the count in which the future waits for room, and the future's key there.
     at: Option<(usize, WakerKey)>,
     /// The future's key in `Bounds::held`.
@@ -348,7 +348,7 @@ pub(crate) struct WhenRoom {
 }
 
 impl WhenRoom {
-    pub(crate) fn new(core: &Arc<Core>, group: Option<&Arc<Group>>) -> Self {
+    pub(crate) fn new(core: &Arc<Core>, group: Option<&Arc<GroupCore>>) -> Self {
         Self { core: Arc::clone(core), group: group.cloned(), at: None, held: WakerKey::default() }
     }
 

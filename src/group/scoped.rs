@@ -61,10 +61,10 @@ use crate::{
         wakers::Wakers,
     },
     op::{
-        cancellable::{Handled, Place},
+        cancellable::{Handled, WaitersPlace},
         frame::{self, HeldAround},
         kin::Kin,
-        members::Group,
+        members::GroupCore,
         variable::VarCell,
         variables::OwnedVar,
     },
@@ -101,7 +101,7 @@ fn is_gone(handled: &Handled<()>) -> bool {
 /// A scope that is not over.
 pub(crate) struct Scoped {
     core: Arc<Core>,
-    group: Arc<Group>,
+    group: Arc<GroupCore>,
     /// The operations around the scope, which cannot complete before it ends. Empty once the scope begins to abandon
     /// operations.
     around: Mutex<Ops>,
@@ -147,7 +147,7 @@ impl Kin for Scoped {
         (self.thread == thread::current().id()).then_some(self.opened_in)
     }
 
-    fn holds_back(&self, _: &Place) -> bool {
+    fn holds_back(&self, _: &WaitersPlace) -> bool {
         false
     }
 
@@ -170,7 +170,7 @@ impl Scoped {
         if worker_thread::uses_deque() {
             return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
-        let (group, around) = (Group::new(None), frame::running_ops());
+        let (group, around) = (GroupCore::new(None), frame::running_ops());
         // Models have no dumps.
         let is_listed = !around.is_empty() && !cfg!(any(raddle_loom, raddle_shuttle));
         if is_listed {
@@ -196,7 +196,7 @@ impl Scoped {
     }
 
     /// Returns the group of the scope's operations.
-    pub(crate) fn group(&self) -> &Arc<Group> {
+    pub(crate) fn group(&self) -> &Arc<GroupCore> {
         &self.group
     }
 

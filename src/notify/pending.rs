@@ -76,11 +76,13 @@ use crate::{
     testing::pause::{self, Point},
 };
 
-/// The number of generations stored in [`PendingOps`] itself. Small in models, so that they need chunks.
-const INLINE: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 64 };
+/// The number of generations stored in [`PendingOps`] itself. No more than fit into the padding of a shard's words,
+/// since each group, scope and operation with children has a count. An engine needs more only while as many generations
+/// drain at once. Small in models, so that they need chunks.
+const INLINE: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 16 };
 
 /// The number of chunks for further generations: enough for every ticket value. Models need two chunks.
-const CHUNKS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 26 };
+const CHUNKS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 28 };
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!(
     (INLINE as u64) << CHUNKS == 1 << u32::BITS,
@@ -136,7 +138,7 @@ impl Chunk {
 struct PendingState {
     /// Generations that may be opened. The lowest is taken first, so generations in chunks are used only while needed.
     free: BTreeSet<usize>,
-    /// For each generation, the number of the last closing after which it had to drain, or 0.
+    /// For each generation that was ever used, the number of the last closing after which it had to drain, or 0.
     numbers: Vec<u64>,
     /// The closing numbers of the generations that are draining.
     draining: BTreeSet<u64>,
@@ -236,8 +238,8 @@ impl PendingOps {
             rest: std::array::from_fn(|_| AtomicU64::new(ZERO)),
             chunks: std::array::from_fn(|_| OnceLock::new()),
             state: Mutex::new(PendingState {
-                free: (1..INLINE).collect(),
-                numbers: vec![0; INLINE],
+                free: BTreeSet::new(),
+                numbers: vec![0],
                 draining: BTreeSet::new(),
                 last: 0,
                 waiting: Waiting::default(),
@@ -690,10 +692,12 @@ impl PendingOps {
     #[cold]
     fn make(&self, state: &mut PendingState) -> usize {
         let generation = state.numbers.len();
-        let (chunk, index) = chunk_index(generation);
-        if index == 0 {
-            let made = self.chunks[chunk].set(Box::new(Chunk::new(self.shards.len(), INLINE << chunk)));
-            debug_assert!(made.is_ok(), "each chunk is made once, under the lock");
+        if generation >= INLINE {
+            let (chunk, index) = chunk_index(generation);
+            if index == 0 {
+                let made = self.chunks[chunk].set(Box::new(Chunk::new(self.shards.len(), INLINE << chunk)));
+                debug_assert!(made.is_ok(), "each chunk is made once, under the lock");
+            }
         }
         state.numbers.push(0);
         generation

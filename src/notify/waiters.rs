@@ -115,7 +115,8 @@ impl Goal<'_> {
     /// from entering a queue.
     pub fn depends_on(&self, task: NonNull<()>) -> bool {
         match self {
-            // Relaxed: see `Place::is_held_back_by`. The caller has found the operation of `task` to be incomplete.
+            // Relaxed: see `WaitersPlace::is_held_back_by`. The caller has found the operation of `task` to be
+            // incomplete.
             Self::Op { task: own, held_back_by } => {
                 *own == task || held_back_by.is_some_and(|by| by.load(Relaxed) == task.as_ptr())
             }

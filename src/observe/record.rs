@@ -9,13 +9,15 @@ use std::{collections::HashMap, io, panic::Location, sync::Arc, thread, time::Du
 use raddle_trace::recording::{AccessWord, EngineInfo, PushHead, Short};
 
 use crate::{
-    context::worker_thread::{self, Runner, WorkerThread},
+    context::{
+        ready_loop::FnState,
+        worker_thread::{self, Runner, WorkerThread},
+    },
     device::gpus::FIRST_LANE,
     engine::core::{Core, Live},
     memory::epoch,
     observe::{recording::Recording, snapshot, watch},
     op::{
-        ending::FnState,
         spec::Entry,
         task::{Task, flag},
         variable::VarCell,

@@ -51,7 +51,7 @@ pub struct Cancellable<F: ?Sized> {
     rare: Mutex<Option<Box<Rare>>>,
     name: Name,
     location: &'static Location<'static>,
-    place: Place,
+    place: WaitersPlace,
     /// Whether the canceller has dropped the function.
     is_cleared: AtomicBool,
     f: UnsafeCell<F>,
@@ -69,7 +69,7 @@ struct Rare {
 /// The place where waiters find a queued operation. It contains only atomics, since a waiter may free it as soon as
 /// `op` is stored.
 #[derive(Debug, Default)]
-pub struct Place {
+pub struct WaitersPlace {
     /// The operation's record, once the operation enters a queue.
     op: AtomicPtr<()>,
     /// The lane of that queue.
@@ -80,7 +80,7 @@ pub struct Place {
     held_back_by: AtomicPtr<()>,
 }
 
-impl Place {
+impl WaitersPlace {
     /// Records that the operation at `op` is entering a queue of `lane`.
     pub fn publish(&self, op: NonNull<()>, lane: u8) {
         // Relaxed: published with the pointer.
@@ -151,7 +151,7 @@ impl<F> Cancellable<Option<F>> {
             rare: Mutex::new(None),
             name,
             location,
-            place: Place::default(),
+            place: WaitersPlace::default(),
             is_cleared: AtomicBool::new(false),
             f: UnsafeCell::new(Some(f)),
         }
@@ -202,7 +202,7 @@ impl<F: ?Sized> Cancellable<F> {
 
 impl<F: ?Sized> Cancellable<F> {
     /// Returns where waiters find the operation.
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &WaitersPlace {
         &self.place
     }
 

@@ -45,9 +45,9 @@ use crate::{
         waiters::{Inside, Nested, Ops},
     },
     op::{
-        cancellable::Place,
+        cancellable::WaitersPlace,
         kin::Kin,
-        members::Group,
+        members::GroupCore,
         no_wait::{self, Reasons},
         task::{Task, flag},
     },
@@ -131,7 +131,7 @@ impl Frame {
     /// Calls `f` as code of an operation that is in `group` and a child of `family`, where these are given.
     pub(crate) fn in_group<R>(
         &self,
-        group: Option<&Arc<Group>>,
+        group: Option<&Arc<GroupCore>>,
         family: Option<&Arc<dyn Kin>>,
         f: impl FnOnce() -> R,
     ) -> R {
@@ -171,13 +171,13 @@ impl Frame {
     }
 
     fn tied_by<R>(&self, ties: &Ties, f: impl FnOnce() -> R) -> R {
-        struct Restore<'c>(&'c Cell<*const Ties>, *const Ties);
-        impl Drop for Restore<'_> {
+        struct RestoreTies<'c>(&'c Cell<*const Ties>, *const Ties);
+        impl Drop for RestoreTies<'_> {
             fn drop(&mut self) {
                 self.0.set(self.1);
             }
         }
-        let _restore = Restore(&self.ties, self.ties.replace(ties));
+        let _restore = RestoreTies(&self.ties, self.ties.replace(ties));
         f()
     }
 
@@ -200,7 +200,7 @@ impl Frame {
 #[derive(Clone, Copy, Default)]
 struct Ties {
     claim: Option<NonNull<Claim>>,
-    group: Option<NonNull<Group>>,
+    group: Option<NonNull<GroupCore>>,
     child_of: Option<NonNull<Arc<dyn Kin>>>,
     parent_of: Option<NonNull<Arc<dyn Kin>>>,
 }
@@ -213,7 +213,7 @@ impl Ties {
     }
 
     /// Returns the operation's group.
-    fn group(&self) -> Option<&Group> {
+    fn group(&self) -> Option<&GroupCore> {
         // SAFETY: these `Ties` belong to an unfinished call to `in_group`, whose caller has borrowed the group.
         self.group.map(|group| unsafe { group.as_ref() })
     }
@@ -280,8 +280,8 @@ fn enter_with<R>(
     right: Option<OpRef<Task>>,
     f: impl FnOnce(&Frame) -> R,
 ) -> R {
-    struct Leave<'c>(&'c Cell<*const Frame>, *const Frame);
-    impl Drop for Leave<'_> {
+    struct LeaveFrame<'c>(&'c Cell<*const Frame>, *const Frame);
+    impl Drop for LeaveFrame<'_> {
         fn drop(&mut self) {
             self.0.set(self.1);
         }
@@ -296,7 +296,7 @@ fn enter_with<R>(
             holds,
             parent,
         };
-        let _leave = Leave(innermost, parent);
+        let _leave = LeaveFrame(innermost, parent);
         innermost.set(&raw const frame);
         f(&frame)
     })
@@ -392,7 +392,7 @@ pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
 
 /// How an operation has declared a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Declared {
+pub(crate) enum DeclaredAs {
     No,
     Read,
     /// The operation mutates the variable, or one of its parents or an operation around its scope has declared the
@@ -401,27 +401,27 @@ pub(crate) enum Declared {
 }
 
 /// Returns how `op` has declared the variable whose queue is `queue`.
-pub(crate) fn declared_by(op: &Op<Task>, queue: NonNull<VarQueue<Task>>) -> Declared {
+pub(crate) fn declared_by(op: &Op<Task>, queue: NonNull<VarQueue<Task>>) -> DeclaredAs {
     match op.accesses().iter().find(|access| access.queue_ptr() == queue) {
-        Some(access) if access.mode().is_write() => Declared::Any,
-        Some(_) => Declared::Read,
-        None => Declared::No,
+        Some(access) if access.mode().is_write() => DeclaredAs::Any,
+        Some(_) => DeclaredAs::Read,
+        None => DeclaredAs::No,
     }
 }
 
 /// Returns the innermost operation on this thread and how it has declared the variable whose queue is `queue`.
-pub(crate) fn declared(queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, Declared) {
-    let (mut user, mut declared) = (None, Declared::No);
+pub(crate) fn declared(queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, DeclaredAs) {
+    let (mut user, mut declared) = (None, DeclaredAs::No);
     any_frame(|frame| {
         let Some(op) = frame.op() else { return false };
         user = Some((op.task().name().clone(), op.task().location()));
         if frame.holds != Holds::Nothing && !frame.is_over() {
             declared = declared_by(op, queue);
         }
-        if declared == Declared::No {
+        if declared == DeclaredAs::No {
             frame.each_held(|held| {
                 if held == queue.cast() {
-                    declared = Declared::Any;
+                    declared = DeclaredAs::Any;
                 }
             });
         }
@@ -538,14 +538,14 @@ pub(crate) fn runs(claim: &Claim) -> bool {
 }
 
 /// Whether the operation with this place is a child that waits for work on this thread to end.
-pub(crate) fn holds_back(place: &Place) -> bool {
+pub(crate) fn holds_back(place: &WaitersPlace) -> bool {
     // Most operations are not held back, and the search grows with the frames.
     place.is_held_back() && any_frame(|frame| frame.family().is_some_and(|family| family.holds_back(place)))
 }
 
 /// Returns the name of an operation on this thread that belongs to `group` or to a group inside it, and where the
 /// operation was pushed.
-pub(crate) fn in_group(group: &Group) -> Option<Pushed> {
+pub(crate) fn in_group(group: &GroupCore) -> Option<Pushed> {
     let mut member = None;
     any_frame(|frame| {
         if frame.ties().group().is_some_and(|own| own.is_within(group)) && !frame.is_over() {

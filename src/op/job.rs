@@ -15,7 +15,6 @@ use crate::{
         spec::Spec,
         task::{Beside, Claimed, Cleanup, Job, flag},
     },
-    values::Name,
 };
 
 // ------------------------------------------------------------------------------------------------- a function ----
@@ -132,15 +131,10 @@ pub(crate) type Shared<F, R> = Arc<Oneshot<R, Cancellable<Option<F>>>>;
 
 /// Creates the state that an operation with these properties, pushed at `location`, shares with its handle. If the
 /// operation is a [clean-up](crate::OpBuilder::cleanup), its claim is already started, so it cannot be cancelled.
+#[inline(always)]
 pub(crate) fn shared<F, R>(spec: &Spec, location: &'static Location<'static>, f: F) -> Shared<F, R> {
     let claim = if spec.flags & flag::KEPT == 0 { Claim::default() } else { Claim::started() };
     Oneshot::with(Cancellable::new(claim, spec.name.clone(), location, f))
-}
-
-/// [`shared`] for an operation with no property except this name, which may be empty.
-#[inline(always)]
-pub(crate) fn shared_plainly<F, R>(name: &'static str, location: &'static Location<'static>, f: F) -> Shared<F, R> {
-    Oneshot::with(Cancellable::new(Claim::default(), Name::from(name), location, f))
 }
 
 /// Returns the function of a [`HandleJob`] that stores what `f` returns.

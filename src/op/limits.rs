@@ -39,7 +39,7 @@ use crate::{
     },
     op::{
         kin::{Kin, KinShare},
-        members::{Group, Kept},
+        members::{GroupCore, Kept},
     },
     sync::cell::UnsafeCell,
 };
@@ -59,13 +59,13 @@ pub(crate) struct Limits {
     counts: Tickets,
     /// The record of the operation's parent, or null. It belongs to the parent as long as the operation is pending.
     parent: *const (),
-    own: UnsafeCell<Own>,
+    own: UnsafeCell<LimitsState>,
 }
 
 /// The part of the limits that changes.
 #[derive(Default)]
-struct Own {
-    group: Option<Arc<Group>>,
+struct LimitsState {
+    group: Option<Arc<GroupCore>>,
     /// The operation's share of its family or scope, dropped after the operation has left its groups.
     kin: Option<KinShare>,
     /// What the operation's family is created from, if it may have children. Taken when it starts.
@@ -95,12 +95,12 @@ impl Limits {
             number: 0,
             counts: Tickets::new(),
             parent: ptr::null(),
-            own: UnsafeCell::new(Own { plan, ..Own::default() }),
+            own: UnsafeCell::new(LimitsState { plan, ..LimitsState::default() }),
         })
     }
 
     /// Counts the operation in `group`.
-    pub(crate) fn join(&mut self, group: &Arc<Group>) {
+    pub(crate) fn join(&mut self, group: &Arc<GroupCore>) {
         (self.counts, self.number) = group.enter();
         self.parent = group.parent_record();
         let group = Arc::clone(group);
@@ -111,7 +111,7 @@ impl Limits {
     /// [`join`](Self::join) for a child or a scope's operation, in the group of its family or scope. The limits keep a
     /// share of `kin`. If `kin` is a family, the caller has already counted that share. `mutates` says whether the
     /// operation mutates a variable.
-    pub(crate) fn join_kin(&mut self, group: &Arc<Group>, kin: Arc<dyn Kin>, mutates: bool) {
+    pub(crate) fn join_kin(&mut self, group: &Arc<GroupCore>, kin: Arc<dyn Kin>, mutates: bool) {
         self.mutates = mutates;
         // SAFETY: the limits are borrowed exclusively.
         self.own.with_mut(|own| unsafe { &mut *own }.kin = Some(KinShare::new(kin)));
@@ -122,7 +122,7 @@ impl Limits {
     ///
     /// # Safety
     /// 1. The calling thread may use this part, as the head of this module states.
-    unsafe fn with<R>(&self, f: impl FnOnce(&mut Own) -> R) -> R {
+    unsafe fn with<R>(&self, f: impl FnOnce(&mut LimitsState) -> R) -> R {
         // SAFETY: (1).
         self.own.with_mut(|own| f(unsafe { &mut *own }))
     }
@@ -170,14 +170,15 @@ impl Limits {
         unsafe { self.with(|own| own.plan.take()) }
     }
 
-    fn own(&self) -> &Own {
-        // SAFETY: nothing changes while the callers of the next three methods may use the result.
+    fn own(&self) -> &LimitsState {
+        // SAFETY: nothing changes while the callers may use the result. `group`, `kin` and `parent_of` say which
+        // threads may call them, and `end` and `must_leave` are called by the thread that ends the operation.
         self.own.with(|own| unsafe { &*own })
     }
 
     /// Returns the operation's group. Called by the thread that owns or ends the operation, or by the owner of a share
     /// of the right to end it.
-    pub(crate) fn group(&self) -> Option<&Arc<Group>> {
+    pub(crate) fn group(&self) -> Option<&Arc<GroupCore>> {
         self.own().group.as_ref()
     }
 

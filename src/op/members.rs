@@ -49,9 +49,9 @@ const PASSED_OVER: u8 = 2;
 const MAX_KEPT: usize = 1024;
 
 /// A group of operations.
-pub(crate) struct Group {
+pub(crate) struct GroupCore {
     /// The group around this one.
-    parent: Option<Arc<Group>>,
+    parent: Option<Arc<GroupCore>>,
     state: AtomicU8,
     pub(crate) pending: PendingOps,
     /// The number of members pushed to the groups of this tree. Used only in the root group.
@@ -62,13 +62,13 @@ pub(crate) struct Group {
     failures: Mutex<BTreeMap<u64, Kept>>,
 }
 
-impl std::fmt::Debug for Group {
+impl std::fmt::Debug for GroupCore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Group").field("pending", &self.pending.count()).finish_non_exhaustive()
+        f.debug_struct("GroupCore").field("pending", &self.pending.count()).finish_non_exhaustive()
     }
 }
 
-impl Group {
+impl GroupCore {
     /// Creates a group, inside `parent` if there is one.
     pub(crate) fn new(parent: Option<Arc<Self>>) -> Arc<Self> {
         Arc::new(Self {

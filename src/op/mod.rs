@@ -1,15 +1,14 @@
 //! One operation's life: its arguments, record, job, limits and outcome, and the frame in which its function runs.
 //!
 //! This room owns what an operation consists of ([`task`], [`job`], [`limits`], [`cancellable`]), what a push is given
-//! ([`spec`]), what is left to do after a run ([`ending`]), and the variables that operations name ([`variable`]). Its
-//! files say what may be done with these things and in which states. When it is done is decided in the rooms above.
+//! ([`spec`]), and the variables that operations name ([`variable`]). Its files say what may be done with these things
+//! and in which states. When it is done is decided in the rooms above.
 //!
 //! It is the lowest of the rooms, so it may name none of the others, except the file
 //! [`engine::core`](crate::engine::core): an operation's code receives the engine, and a variable keeps its engine
 //! alive. A method of `Core` is thus all that this room may call above itself.
 
 pub(crate) mod cancellable;
-pub(crate) mod ending;
 pub(crate) mod fault;
 pub(crate) mod frame;
 pub(crate) mod job;

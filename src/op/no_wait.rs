@@ -52,13 +52,13 @@ pub(crate) fn outside_deletion<R>(f: impl FnOnce() -> R) -> R {
 
 /// Calls `f` with these reasons why program code on this thread must not wait.
 pub(crate) fn with_reasons<R>(reasons: Reasons, f: impl FnOnce() -> R) -> R {
-    struct Restore(Reasons);
-    impl Drop for Restore {
+    struct RestoreReasons(Reasons);
+    impl Drop for RestoreReasons {
         fn drop(&mut self) {
             REASONS.with(|cell| cell.set(self.0));
         }
     }
-    let _restore = Restore(REASONS.with(|cell| cell.replace(reasons)));
+    let _restore = RestoreReasons(REASONS.with(|cell| cell.replace(reasons)));
     f()
 }
 

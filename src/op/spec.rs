@@ -5,7 +5,7 @@ use std::{panic::Location, ptr::NonNull};
 use smallvec::SmallVec;
 
 use crate::{
-    error::push::{NoAccess, PushError},
+    error::push_error::{NoAccess, PushError},
     op::{task::flag, variable::VarCell},
     tracker::{INLINE_ACCESSES, Mode},
     values::{Name, kind::EngineKind, property::Property},
@@ -13,7 +13,7 @@ use crate::{
 
 /// The kind of reference to a variable's value that an operation's function receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Refs {
+pub(crate) enum RefKind {
     None,
     Shared,
     Exclusive,
@@ -25,7 +25,7 @@ pub(crate) struct Entry {
     pub(crate) cell: NonNull<VarCell>,
     pub(crate) mode: Mode,
     /// The kind of reference that the function receives.
-    pub(crate) refs: Refs,
+    pub(crate) refs: RefKind,
 }
 
 // SAFETY: an entry is a pointer to a cell, which is `Sync`. It does not grant access to the variable's value. On any
@@ -161,7 +161,7 @@ fn sort_distinct(entries: &mut [Entry]) -> Result<usize, Aliased> {
             continue;
         }
         let kept = &mut entries[last];
-        if later.refs.min(kept.refs) != Refs::None && later.refs.max(kept.refs) == Refs::Exclusive {
+        if later.refs.min(kept.refs) != RefKind::None && later.refs.max(kept.refs) == RefKind::Exclusive {
             aliased = Some(Aliased(kept.cell));
         }
         if later.mode != kept.mode {

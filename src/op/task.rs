@@ -51,7 +51,7 @@ use crate::{
         wakers::Wakers,
     },
     op::{
-        cancellable::{Cancellable, Function, Place},
+        cancellable::{Cancellable, Function, WaitersPlace},
         frame::Call,
         limits::Limits,
     },
@@ -412,7 +412,7 @@ impl Op<Task> {
     ///
     /// # Safety
     /// 1. The operation is ready, and this thread owns it.
-    pub(crate) unsafe fn waiters_place(&self) -> Option<NonNull<Place>> {
+    pub(crate) unsafe fn waiters_place(&self) -> Option<NonNull<WaitersPlace>> {
         // SAFETY: (1).
         unsafe { self.beside() }.map(|beside| NonNull::from(beside.place()))
     }

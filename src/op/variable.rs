@@ -17,7 +17,7 @@
 //! * `version`: stored by operations that hold the variable for writing, and by GPU lanes; read by any thread.
 //! * `emptied`: operations that hold the variable for writing; a hint for all others.
 //! * `name`: set once, by any owner of a handle; read by any thread.
-//! * `fault` and `waits`: see [`Fault`] and [`Waits`].
+//! * `fault` and `waits`: see [`Fault`] and [`JoinableWaits`].
 //!
 //! # Edges
 //!
@@ -35,8 +35,8 @@ use std::{
 
 use crate::{
     engine::core::Core,
-    error::{deadlock::Awaited, op::OpError, push::RefusedAccess},
-    op::{fault::Fault, task::Task, waits::Waits},
+    error::{deadlock::Awaited, op::OpError, push_error::RefusedAccess},
+    op::{fault::Fault, task::Task, waits::JoinableWaits},
     sync::{
         Ordering::Relaxed,
         atomic::{AtomicBool, AtomicU64},
@@ -57,8 +57,8 @@ pub(crate) struct VarCell {
     handles: AtomicU64,
     value: &'static ValueInfo,
     name: OnceLock<Name>,
-    waits: Waits,
-    state: State,
+    waits: JoinableWaits,
+    state: VarState,
 }
 
 // The cell occupies three cache lines: a fourth would cause more cache misses in programs with many variables.
@@ -67,7 +67,7 @@ const _: () = assert!(size_of::<VarCell>() == 192);
 
 /// The fields that operations change when they complete or are issued on a device.
 #[repr(align(64))]
-struct State {
+struct VarState {
     /// The number of successful mutations.
     version: AtomicU64,
     /// The state that an operation must check before it runs.
@@ -195,8 +195,12 @@ impl VarCell {
                 handles: AtomicU64::new(1),
                 value: info,
                 name: OnceLock::new(),
-                waits: Waits::default(),
-                state: State { version: AtomicU64::new(0), fault: Fault::default(), emptied: AtomicBool::new(false) },
+                waits: JoinableWaits::default(),
+                state: VarState {
+                    version: AtomicU64::new(0),
+                    fault: Fault::default(),
+                    emptied: AtomicBool::new(false),
+                },
             },
             value: UnsafeCell::new(ManuallyDrop::new(value)),
         });
@@ -291,7 +295,7 @@ impl VarCell {
     }
 
     /// Returns the waits that later waits can join.
-    pub(crate) fn waits(&self) -> &Waits {
+    pub(crate) fn waits(&self) -> &JoinableWaits {
         &self.waits
     }
 

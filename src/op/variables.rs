@@ -10,14 +10,14 @@ use crate::{
     engine::core::Core,
     error::{
         op::OpError,
-        push::{NoAccess, PushError},
+        push_error::{NoAccess, PushError},
     },
     op::{
         frame::Call,
         job::{FnJob, Sink, plain},
         kin::KinShare,
         no_wait::{self, NoWait},
-        spec::{Entry, Refs, Spec},
+        spec::{Entry, RefKind, Spec},
         task::{Cleanup, ErasedJob, Task, flag},
         variable::{ValueMemory, VarCell, VarRef},
     },
@@ -32,7 +32,7 @@ pub(crate) fn clear_error(
     location: &'static Location<'static>,
 ) -> Result<(), PushError> {
     let spec = Spec::internal("clear_error", 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
-    let entry = Entry { cell: var.ptr(), mode: Mode::Write, refs: Refs::None };
+    let entry = Entry { cell: var.ptr(), mode: Mode::Write, refs: RefKind::None };
     // The failure is dropped in the epilogue, since its drop may run program code.
     let clear = |cx: &Call<'_>, cleared: &mut Option<OpError>| {
         for access in cx.op().accesses() {
@@ -57,7 +57,7 @@ pub(crate) fn delete_variable(
     // A deletion has the highest priority, since it frees memory.
     let flags = flag::EAGER | flag::NO_SKIP | flag::SILENT;
     let spec = Spec::internal("delete_variable", i32::MAX, flags).passing_closed();
-    let entry = Entry { cell: var.ptr(), mode: Mode::Overwrite, refs: Refs::None };
+    let entry = Entry { cell: var.ptr(), mode: Mode::Overwrite, refs: RefKind::None };
     let closed = core.check_variable(var.cell(), &spec.name, location).and_then(|()| {
         let deleted = || PushError::Variable(NoAccess::Deleted, var.cell().refused_access(&spec.name, location));
         var.cell().queue().close().then_some(()).ok_or_else(deleted)
@@ -109,7 +109,7 @@ pub(crate) fn free_variable(cell: NonNull<VarCell>, location: &'static Location<
     let inline = if needs_drop { 0 } else { flag::INLINE };
     let flags = inline | flag::NO_SKIP | flag::SILENT;
     let spec = Spec::internal("drop", i32::MAX, flags).passing_closed();
-    let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
+    let entry = Entry { cell, mode: Mode::Overwrite, refs: RefKind::None };
     let free = move |_: &Call<'_>, freed: &mut Freed| {
         // SAFETY: `report` frees the cell, after this call.
         let cell = unsafe { freed.cell.as_ref() };
@@ -144,7 +144,7 @@ pub(crate) unsafe fn empty_variable(
         return drop(share);
     }
     let spec = Spec::internal("drop", i32::MAX, flag::NO_SKIP | flag::SILENT).passing_closed();
-    let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
+    let entry = Entry { cell, mode: Mode::Overwrite, refs: RefKind::None };
     // The share is dropped in the epilogue, since the end of the family may run program code.
     let empty = |cx: &Call<'_>, _: &mut Option<KinShare>| {
         for access in cx.op().accesses() {

@@ -11,9 +11,9 @@
 //! A new wait joins the remembered wait of its kind if no access is linked behind that wait's access, except the access
 //! of the remembered wait of the other kind. Joining is equivalent to pushing a new wait at that moment:
 //!
-//! * Operations pushed before the call to [`join`](Waits::join) precede the remembered wait. If one were behind that
-//!   wait, its access would have been linked by the end of its push, before the call, and the word of the wait's access
-//!   would show the link.
+//! * Operations pushed before the call to [`join`](JoinableWaits::join) precede the remembered wait. If one were behind
+//!   that wait, its access would have been linked by the end of its push, before the call, and the word of the wait's
+//!   access would show the link.
 //! * No operation between the remembered wait and the position of a new one mutates: at most the other wait is there,
 //!   and it depends only on operations ahead of both. A new wait would therefore end together with the remembered one
 //!   and see the same failure, since only an operation that mutates sets or clears a failure. A deletion also mutates.
@@ -27,9 +27,9 @@
 //! # Who may touch what
 //!
 //! * Everything: under the lock. A thread holding the lock runs no program code and takes no other lock.
-//! * The wait calls [`forget`](Waits::forget) when it starts. At that time, it holds the variable, so the variable
-//!   exists and the remembered record is never stale. A forgotten wait has not set its oneshot, so no error is dropped
-//!   with it.
+//! * The wait calls [`forget`](JoinableWaits::forget) when it starts. At that time, it holds the variable, so the
+//!   variable exists and the remembered record is never stale. A forgotten wait has not set its oneshot, so no error is
+//!   dropped with it.
 //!
 //! [registered]: crate::tracker::Op::is_registered
 
@@ -63,7 +63,7 @@ impl WaitFor {
 
 /// The waits for a variable that later waits can join.
 #[derive(Debug, Default)]
-pub(crate) struct Waits(Mutex<Option<Box<Last>>>);
+pub(crate) struct JoinableWaits(Mutex<Option<Box<Last>>>);
 
 #[derive(Debug, Default)]
 struct Last {
@@ -101,7 +101,7 @@ impl Begun {
     }
 }
 
-impl Waits {
+impl JoinableWaits {
     /// Returns the last wait of a kind if a new wait can join it. `on_device` says whether GPUs have operations in
     /// flight on which a new wait would depend.
     pub(crate) fn join(&self, kind: WaitFor, on_device: bool) -> Option<Begun> {

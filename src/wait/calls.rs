@@ -29,9 +29,9 @@ use crate::{
         cancellable::{Cancellable, Handled},
         frame::{self, Call},
         job::{FnJob, Sink},
-        members::Group,
+        members::GroupCore,
         no_wait::{self, NoWait},
-        spec::{Entry, Refs, Spec},
+        spec::{Entry, RefKind, Spec},
         task::{Cleanup, ErasedJob, flag},
         variable::{VarCell, VarRef},
         waits::{Begun, WaitFor},
@@ -93,7 +93,7 @@ pub(crate) fn begin(
     // A wait may be pushed behind a deletion, in which case it ends once the deletion is complete.
     let flags = flag::INLINE | flag::NO_SKIP | flag::SILENT;
     let spec = Spec::internal(WAIT, 0, flags).passing_closed();
-    let entry = Entry { cell: var.ptr(), mode: kind.mode(), refs: Refs::None };
+    let entry = Entry { cell: var.ptr(), mode: kind.mode(), refs: RefKind::None };
     let entries = [entry];
     let look = |cx: &Call<'_>, found: &mut Found| {
         for access in cx.op().accesses() {
@@ -359,7 +359,7 @@ pub(crate) fn for_all_async(core: &Arc<Core>) -> impl Future<Output = Result<(),
 }
 
 /// Waits for the operations of a group that were pushed before this call.
-pub(crate) fn for_group(core: &Arc<Core>, group: &Group, deadline: Option<Instant>) -> Result<(), WaitError> {
+pub(crate) fn for_group(core: &Arc<Core>, group: &GroupCore, deadline: Option<Instant>) -> Result<(), WaitError> {
     check_group_wait(core, group)?;
     let covered = group.pending.begin();
     let is_over = || group.pending.is_over(&covered);
@@ -380,7 +380,7 @@ pub(crate) fn for_group(core: &Arc<Core>, group: &Group, deadline: Option<Instan
 /// [`for_group`] as a future. It covers the operations pushed before this call.
 pub(crate) fn for_group_async(
     core: &Arc<Core>,
-    group: &Arc<Group>,
+    group: &Arc<GroupCore>,
 ) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
     let refused = check_group_wait(core, group).err();
     CountedWait::new(Arc::clone(core), refused, Arc::clone(group))
@@ -388,7 +388,7 @@ pub(crate) fn for_group_async(
 
 /// Returns an error if the calling thread must not wait for the group, for instance because it is running one of
 /// the group's operations.
-fn check_group_wait(core: &Core, group: &Group) -> Result<(), WaitError> {
+fn check_group_wait(core: &Core, group: &GroupCore) -> Result<(), WaitError> {
     check(core)?;
     frame::in_group(group).map_or(Ok(()), |member| Err(would_deadlock(Awaited::Member(member))))
 }
@@ -419,7 +419,7 @@ impl Counted for AllOps {
     }
 }
 
-impl Counted for Arc<Group> {
+impl Counted for Arc<GroupCore> {
     fn pending<'a>(&'a self, _: &'a Core) -> &'a PendingOps {
         &self.pending
     }

@@ -16,12 +16,14 @@
 use std::{iter, mem, ptr::NonNull, sync::Arc};
 
 use crate::{
-    context::{ready_loop, worker_thread},
+    context::{
+        ready_loop::{self, Epilogue},
+        worker_thread,
+    },
     engine::core::{Core, Forked},
     notify::waiters::Goal,
     op::{
         cancellable::{Cancellable, Function, Handled},
-        ending::Epilogue,
         task::{Task, flag},
     },
     system::panics,

@@ -7,6 +7,7 @@ use raddle_testkit::{alone, shapes};
 
 use std::{
     cell::Cell,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     thread,
 };
@@ -91,6 +92,55 @@ fn a_builder_frees_what_it_owns() {
     assert_keeps_nothing("a name", &|| drop(engine.op(format!("operation {}", 1))));
     assert_keeps_nothing("a list of variables", &|| drop(engine.op("").reads(&tokens)));
     assert_keeps_nothing("a name or a list", &|| drop(engine.op(format!("operation {}", 2)).writes(&tokens)));
+}
+
+/// Panics when dropped.
+struct Panics;
+
+impl Drop for Panics {
+    fn drop(&mut self) {
+        resume_unwind(Box::new(()));
+    }
+}
+
+/// A refused push drops the function on the pushing thread. If that drop panics, the error reaches nobody.
+#[test]
+fn a_refused_push_frees_its_error_even_if_the_drop_of_the_function_panics() {
+    let _alone = alone();
+    let engine = Engine::builder().kind(EngineKind::Naive).build().expect("an engine");
+    let (gone, other) = (engine.var(0).named("gone"), engine.var(0));
+    engine.delete_variable(&gone, |_| ()).expect("the engine should be open");
+    let op = || engine.op("late");
+    let assert_keeps_nothing = |what: &str, push: &dyn Fn(Panics)| {
+        // The first call may make lasting allocations.
+        let kept = [(); 2].map(|()| {
+            let before = KEPT.get();
+            let pushed = catch_unwind(AssertUnwindSafe(|| push(Panics)));
+            assert!(pushed.is_err(), "{what} does not drop its function");
+            drop(pushed);
+            KEPT.get() - before
+        });
+        assert_eq!(kept[1], 0, "{what} keeps its error");
+    };
+    let (one, two, list) = (|| gone.write(), || (gone.write(), other.write()), || vec![gone.write()]);
+    assert_keeps_nothing("a push of one access", &|function| _ = op().push(one(), move |_| _ = &function));
+    assert_keeps_nothing("a push of two accesses", &|function| _ = op().push(two(), move |_| _ = &function));
+    assert_keeps_nothing("a push of a list", &|function| _ = op().push(list(), move |_| _ = &function));
+    assert_keeps_nothing("a submit of one access", &|function| _ = op().submit(one(), move |_| _ = &function));
+    assert_keeps_nothing("a submit of two accesses", &|function| _ = op().submit(two(), move |_| _ = &function));
+    assert_keeps_nothing("a submit of a list", &|function| _ = op().submit(list(), move |_| _ = &function));
+    assert_keeps_nothing("a submit with a priority", &|function| {
+        _ = op().priority(1).submit(one(), move |_| _ = &function);
+    });
+    assert_keeps_nothing("a submit of a future", &|function| {
+        _ = op().submit_future(one(), move |_| async move { _ = &function });
+    });
+    assert_keeps_nothing("a push to a scope", &|function| {
+        _ = engine.scope(|s| _ = s.op("late").push(one(), move |_| _ = &function));
+    });
+    assert_keeps_nothing("a submit to a scope", &|function| {
+        _ = engine.scope(|s| _ = s.op("late").submit(one(), move |_| _ = &function));
+    });
 }
 
 /// All cases share one test, since the counts cover the whole process.

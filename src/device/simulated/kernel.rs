@@ -10,7 +10,7 @@ use crate::{
         driver::{MemoryOwner, Stream},
         memory::DeviceVec,
     },
-    error::device::DeviceError,
+    error::device_error::DeviceError,
 };
 
 /// The running operation's interface to a stream of a simulated GPU.

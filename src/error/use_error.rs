@@ -19,10 +19,10 @@ use crate::values::Name;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct UseError(Box<Parts>);
+pub struct UseError(Box<UseDetails>);
 
 #[derive(Clone)]
-struct Parts {
+struct UseDetails {
     kind: UseErrorKind,
     variable: Name,
     location: &'static Location<'static>,
@@ -53,7 +53,7 @@ impl UseError {
         user: Option<Pushed>,
         other: Option<Pushed>,
     ) -> Self {
-        Self(Box::new(Parts { kind, variable, location, user, other }))
+        Self(Box::new(UseDetails { kind, variable, location, user, other }))
     }
 
     /// Returns why the use was refused.
@@ -103,7 +103,7 @@ impl fmt::Debug for UseError {
 
 impl fmt::Display for UseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Parts { kind, variable, location, user, other } = &*self.0;
+        let UseDetails { kind, variable, location, user, other } = &*self.0;
         match user {
             Some((name, pushed)) => write!(f, "operation `{name}` pushed at {pushed}")?,
             None if cfg!(debug_assertions) => f.write_str("code outside operations")?,

@@ -184,10 +184,10 @@ impl fmt::Display for Misfit {
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RefusedAccess(Box<Parts>);
+pub struct RefusedAccess(Box<AccessDetails>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Parts {
+struct AccessDetails {
     operation: Name,
     location: &'static Location<'static>,
     variable: Name,
@@ -204,7 +204,7 @@ impl RefusedAccess {
         id: u64,
         type_name: &'static str,
     ) -> Self {
-        Self(Box::new(Parts { operation, location, variable, id, type_name }))
+        Self(Box::new(AccessDetails { operation, location, variable, id, type_name }))
     }
 
     /// Returns the operation's name, or an empty string if it has none.
