@@ -86,7 +86,7 @@ const LAYOUT: Layout = {
 struct Slab {
     /// The slab that was added before, or null.
     older: AtomicPtr<Slab>,
-    /// The stack of spare records: a [`Stack`].
+    /// The stack of spare records: a [`SpareStack`].
     stack: AtomicUsize,
     /// The number of records that have been used. Those behind them are spare as well.
     used: AtomicUsize,
@@ -96,9 +96,9 @@ struct Slab {
 
 /// The state of a slab's stack: the number of its records, and above these 16 bits, the index of the top record.
 #[derive(Clone, Copy)]
-struct Stack(usize);
+struct SpareStack(usize);
 
-impl Stack {
+impl SpareStack {
     fn len(self) -> usize {
         self.0 & 0xffff
     }
@@ -159,7 +159,7 @@ impl Slab {
         // SAFETY: by (1) the slab is not freed.
         let Self { stack, used, .. } = unsafe { slab.as_ref() };
         loop {
-            let before = Stack(stack.load(acquire(edge::spare::TAKEN)));
+            let before = SpareStack(stack.load(acquire(edge::spare::TAKEN)));
             let (mut next, mut top) = (before.top(slab), 0);
             while taken.len() < max
                 && let Some(record) = NonNull::new(next)
@@ -170,7 +170,7 @@ impl Slab {
                 next = unsafe { records::word(record) }.load(Relaxed);
                 top = NonNull::new(next).map_or(0, |next| Self::of(next).1);
             }
-            let after = Stack::new(top, before.len() - taken.len());
+            let after = SpareStack::new(top, before.len() - taken.len());
             // Relaxed: hands nothing over, and continues what the records below were released by. If it fails, another
             // record has come to the top.
             if taken.is_empty() || stack.compare_exchange(before.0, after.0, Relaxed, Relaxed).is_ok() {
@@ -330,18 +330,18 @@ impl Slabs {
         // Relaxed: only says whether it is worthwhile to look for spare slabs.
         let used = used.load(Relaxed);
         // Relaxed: only the expected value of the exchange.
-        let mut before = Stack(stack.load(Relaxed));
+        let mut before = SpareStack(stack.load(Relaxed));
         let after = loop {
             // SAFETY: (1).
             let word = unsafe { records::word(record) };
             // Relaxed: published by the exchange.
             word.store(before.top(slab), Relaxed);
-            let after = Stack::new(at, before.len() + 1);
+            let after = SpareStack::new(at, before.len() + 1);
             let given = release(edge::spare::GIVEN);
             // Relaxed on failure: only a new expected value.
             match stack.compare_exchange_weak(before.0, after.0, given, Relaxed) {
                 Ok(_) => break after,
-                Err(now) => before = Stack(now),
+                Err(now) => before = SpareStack(now),
             }
         };
         // Relaxed: only an approximate number. It wraps for a moment if a thread that has already taken the record was
@@ -381,7 +381,7 @@ impl Slabs {
         // SAFETY: this thread has the hand, so a listed slab is not freed.
         let Slab { older, stack, used, .. } = unsafe { slab.as_ref() };
         // Relaxed: only a thread that has the hand changes the number, unless the slab is the newest.
-        if Stack(stack.load(acquire(edge::spare::ALL))).len() == used.load(Relaxed) {
+        if SpareStack(stack.load(acquire(edge::spare::ALL))).len() == used.load(Relaxed) {
             // Relaxed: the older slab was listed before this one, and whoever reaches this one has acquired both.
             before.older.store(older.load(Relaxed), Relaxed);
             hand.0 = std::ptr::from_ref(before).cast_mut();
