@@ -25,8 +25,8 @@ struct Counting;
 /// The numbers of allocations so far and of those still alive.
 struct Count(AtomicUsize, AtomicUsize);
 
-/// The layout of the separate accesses of an operation on five variables.
-const FIVE_ACCESSES: Layout = layout(5 * 32, 32);
+/// The layout of the separate accesses of an operation on 17 variables.
+const ACCESSES_APART: Layout = layout(17 * 32, 32);
 
 /// The layout of a worker's handle to its thread, which other allocations may have as well.
 const HANDLE: Layout = Layout::new::<thread::Thread>();
@@ -44,7 +44,7 @@ const fn layout(size: usize, align: usize) -> Layout {
 impl Count {
     fn of(layout: Layout) -> Option<&'static Self> {
         match () {
-            () if layout == FIVE_ACCESSES => Some(&ACCESSES),
+            () if layout == ACCESSES_APART => Some(&ACCESSES),
             () if layout == HANDLE => Some(&HANDLES),
             () => None,
         }
@@ -149,8 +149,8 @@ fn push_at_the_end_of_a_thread(engine: &Engine, (late, held): (&Engine, &Token))
 fn records_are_reused_and_freed() {
     // The naive engine runs every operation on the pushing thread, so only one cache of records exists.
     let engine = Engine::builder().kind(EngineKind::Naive).build().expect("an engine");
-    let tokens: Vec<_> = (0..5).map(|_| engine.token()).collect();
-    let [one, four, five] = [1, 4, 5].map(|count| tokens[..count].iter().collect::<Vec<_>>());
+    let tokens: Vec<_> = (0..17).map(|_| engine.token()).collect();
+    let [one, four, five, most, too_many] = [1, 4, 5, 16, 17].map(|count| tokens[..count].iter().collect::<Vec<_>>());
 
     for _ in 0..40_000 {
         push(&engine, &one);
@@ -166,11 +166,19 @@ fn records_are_reused_and_freed() {
     }
     let more = records(&engine).saturating_sub(before);
     assert!(more < BATCHES * BATCH, "{more} more records were allocated for 40,000 more operations");
-    assert_eq!(ACCESSES.allocated(), 0, "an operation on four variables has separate accesses");
+
+    // Operations on up to 16 variables have records of another size.
+    for _ in 0..20_000 {
+        push(&engine, &five);
+        push(&engine, &most);
+    }
+    let more = records(&engine).saturating_sub(before);
+    assert!(more < 4 * STEADY, "{more} more records were allocated for 40,000 wide operations");
+    assert_eq!(ACCESSES.allocated(), 0, "an operation on 16 variables has separate accesses");
 
     // The separate accesses are freed with their record.
     for _ in 0..100 * BAG {
-        push(&engine, &five);
+        push(&engine, &too_many);
     }
     assert_eq!(ACCESSES.allocated(), 100 * BAG);
     // Other threads may read them until the epoch has passed, which takes longer than a bag does to fill.

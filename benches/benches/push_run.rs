@@ -186,7 +186,7 @@ fn typed_note(titles: &[String], medians: &[Vec<f64>]) -> String {
 }
 
 fn plot(report: &mut Report, state: State, titles: &[String], medians: &[Vec<f64>]) {
-    let groups = ["independent", "chain", "1w + 15r", "2r + 1w", "stencil", "operator", "METG"];
+    let groups = ["independent", "chain", "1w + 15r", "2r + 1w", "stencil", "operator", "4r + 1w", "8r + 1w", "METG"];
     let series: Vec<_> = titles
         .iter()
         .zip(medians)

@@ -9,11 +9,12 @@
 // is timed, as is raddle's bookkeeping.
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <initializer_list>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -34,7 +35,7 @@ constexpr int METG_ROUNDS = 3;
 constexpr std::uint32_t NONE = UINT32_MAX;
 
 using Clock = std::chrono::steady_clock;
-using Reads = std::initializer_list<std::uint32_t>;
+using Reads = std::span<const std::uint32_t>;
 
 double ns_since(Clock::time_point start) {
     return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
@@ -94,6 +95,16 @@ class Engine {
 
     void submit(Reads reads, std::uint32_t write) {
         submit([] {}, reads, write);
+    }
+
+    template <class Body, std::size_t N>
+    void submit(Body body, const std::uint32_t (&reads)[N], std::uint32_t write) {
+        submit(body, Reads(reads), write);
+    }
+
+    template <std::size_t N>
+    void submit(const std::uint32_t (&reads)[N], std::uint32_t write) {
+        submit([] {}, Reads(reads), write);
     }
 
     void wait() {
@@ -169,35 +180,40 @@ double readers(Engine& engine) {
     return ns_since(start) / OPERATIONS;
 }
 
-struct Pick {
-    std::uint32_t a, b, c;
-};
+// The variables of an operation: those that it reads, and one that it writes.
+template <std::size_t N>
+using Pick = std::array<std::uint32_t, N>;
 
-// Returns three different variables out of 1,024 for each operation: two to read and one to write.
-std::vector<Pick> choose() {
+// Returns different variables out of `variables` for each operation.
+template <std::size_t N>
+std::vector<Pick<N>> choose(std::uint32_t variables) {
     std::uint64_t state = 42;
     const auto random = [&] {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        return static_cast<std::uint32_t>(state) % 1024;
+        return static_cast<std::uint32_t>(state) % variables;
     };
-    std::vector<Pick> picks;
+    std::vector<Pick<N>> picks;
     while (picks.size() < OPERATIONS) {
-        const std::uint32_t a = random(), b = random(), c = random();
-        if (a != b && b != c && a != c) {
-            picks.push_back({a, b, c});
+        Pick<N> pick;
+        std::generate(pick.begin(), pick.end(), random);
+        Pick<N> sorted = pick;
+        std::sort(sorted.begin(), sorted.end());
+        if (std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end()) {
+            picks.push_back(pick);
         }
     }
     return picks;
 }
 
+template <std::size_t N, std::uint32_t VARIABLES>
 double random(Engine& engine) {
-    static const std::vector<Pick> picks = choose();
-    engine.make_variables(1024);
+    static const std::vector<Pick<N>> picks = choose<N>(VARIABLES);
+    engine.make_variables(VARIABLES);
     const auto start = Clock::now();
-    for (const auto& [a, b, c] : picks) {
-        engine.submit({a, b}, c);
+    for (const Pick<N>& pick : picks) {
+        engine.submit(Reads(pick).first(N - 1), pick.back());
     }
     engine.wait();
     return ns_since(start) / OPERATIONS;
@@ -267,15 +283,16 @@ double metg(Engine& engine) {
 // Returns whether the results equal those of a serial run: each operation computes its variable's new value from the
 // old value and the values it reads.
 bool ordered(Engine& engine) {
-    const std::vector<Pick> picks = choose();
+    const std::vector<Pick<3>> picks = choose<3>(1024);
     std::vector<std::uint64_t> values(1024), serial(1024);
-    const auto mix = [](std::vector<std::uint64_t>& values, const Pick& pick) {
-        values[pick.c] = (values[pick.c] ^ values[pick.a]) * 0x9e37'79b9'7f4a'7c15 + values[pick.b] + pick.c;
+    const auto mix = [](std::vector<std::uint64_t>& values, const Pick<3>& pick) {
+        const auto [a, b, c] = pick;
+        values[c] = (values[c] ^ values[a]) * 0x9e37'79b9'7f4a'7c15 + values[b] + c;
     };
     engine.make_variables(1024);
-    for (const Pick& pick : picks) {
+    for (const Pick<3>& pick : picks) {
         mix(serial, pick);
-        engine.submit([&] { mix(values, pick); }, {pick.a, pick.b}, pick.c);
+        engine.submit([&] { mix(values, pick); }, Reads(pick).first(2), pick.back());
     }
     engine.wait();
     return values == serial;
@@ -315,7 +332,9 @@ int main() {
         {"independent/4096v", independent, ROUNDS, {}},
         {"chain", chain, ROUNDS, {}},
         {"fanout 1w15r", readers, ROUNDS, {}},
-        {"random 2r1w/1024v", random, ROUNDS, {}},
+        {"random 2r1w/1024v", random<3, 1024>, ROUNDS, {}},
+        {"wide 4r1w/8192v", random<5, 8192>, ROUNDS, {}},
+        {"wide 8r1w/8192v", random<9, 8192>, ROUNDS, {}},
         {"stencil w16 empty", empty_stencil, ROUNDS, {}},
         {"METG50 stencil w16", metg, METG_ROUNDS, {}},
     };

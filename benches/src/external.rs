@@ -28,6 +28,8 @@ fn parse(text: &str) -> External {
         ("random 2r1w/1024v", Some(Workload::Random)),
         ("stencil w16 empty", Some(Workload::Stencil)),
         ("NewOperator+Push chain", Some(Workload::Operator)),
+        ("wide 4r1w/8192v", Some(Workload::Wide5)),
+        ("wide 8r1w/8192v", Some(Workload::Wide9)),
         (METG, None),
         ("chain", Some(Workload::Chain)),
     ];

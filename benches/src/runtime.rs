@@ -137,6 +137,9 @@ impl Runtime for RaddleTyped {
             (&[a], Some(w)) => engine.op("").push((read(a), mutate(w)), move |_| work.run()),
             (&[a, b], Some(w)) => engine.op("").push((read(a), read(b), mutate(w)), move |_| work.run()),
             (&[a, b, c], Some(w)) => engine.op("").push((read(a), read(b), read(c), mutate(w)), move |_| work.run()),
+            (&[a, b, c, d], Some(w)) => {
+                engine.op("").push((read(a), read(b), read(c), read(d), mutate(w)), move |_| work.run())
+            }
             (reads, write) => self.push_many(work, reads, write),
         };
         pushed.expect("push");

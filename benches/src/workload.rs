@@ -1,4 +1,4 @@
-//! The six workloads of the headline table, timed from the first push to the end of the last operation.
+//! The workloads of the headline table, timed from the first push to the end of the last operation.
 //!
 //! The non-Rust peers (`external`) run the same workloads, with the same numbers of operations and variables.
 
@@ -25,12 +25,24 @@ pub enum Workload {
     Stencil,
     /// The chain, pushed through an operator created once. Few engines have operators.
     Operator,
+    /// Each operation reads four of 8,192 variables and mutates a fifth; all are chosen at random.
+    Wide5,
+    /// The same with eight reads.
+    Wide9,
 }
 
 impl Workload {
     /// All workloads.
-    pub const ALL: [Self; 6] =
-        [Self::Independent, Self::Chain, Self::Readers, Self::Random, Self::Stencil, Self::Operator];
+    pub const ALL: [Self; 8] = [
+        Self::Independent,
+        Self::Chain,
+        Self::Readers,
+        Self::Random,
+        Self::Stencil,
+        Self::Operator,
+        Self::Wide5,
+        Self::Wide9,
+    ];
 
     /// Returns the name in tables.
     #[must_use]
@@ -42,6 +54,8 @@ impl Workload {
             Self::Random => "2 reads + 1 write, 1,024 variables",
             Self::Stencil => "stencil, width 16",
             Self::Operator => "prebuilt operator, chain",
+            Self::Wide5 => "4 reads + 1 write, 8,192 variables",
+            Self::Wide9 => "8 reads + 1 write, 8,192 variables",
         }
     }
 }
@@ -51,13 +65,24 @@ impl Workload {
 pub struct Prepared {
     workload: Workload,
     operations: usize,
-    /// The variables used by each operation of `Random`.
-    picks: Vec<[u32; 3]>,
+    /// The variables used by each operation, if they are chosen at random: those that it reads, and then the one that it
+    /// mutates.
+    picks: Vec<u32>,
 }
 
 const WIDTH: u32 = 16;
 
 impl Workload {
+    /// Returns how many variables each operation uses, if they are chosen at random.
+    fn picks(self) -> Option<usize> {
+        match self {
+            Self::Random => Some(3),
+            Self::Wide5 => Some(5),
+            Self::Wide9 => Some(9),
+            _ => None,
+        }
+    }
+
     /// Creates the variables and does all other untimed work. Returns `None` if the runtime does not support the
     /// workload.
     pub fn prepare<R: Runtime>(self, runtime: &mut R, operations: usize) -> Option<Prepared> {
@@ -65,6 +90,7 @@ impl Workload {
             Self::Independent => 4096,
             Self::Chain | Self::Readers | Self::Operator => 1,
             Self::Random => 1024,
+            Self::Wide5 | Self::Wide9 => 8192,
             Self::Stencil => 2 * WIDTH,
         };
         runtime.make_variables(variables as usize);
@@ -72,7 +98,7 @@ impl Workload {
             return None;
         }
         let mut picks = vec![];
-        if self == Self::Random {
+        if let Some(count) = self.picks() {
             let mut state = 42u64;
             let mut random = || {
                 state ^= state << 13;
@@ -80,8 +106,12 @@ impl Workload {
                 state ^= state << 17;
                 state as u32 % variables
             };
-            let all = std::iter::repeat_with(|| [random(), random(), random()]);
-            picks = all.filter(|[a, b, c]| a != b && b != c && a != c).take(operations).collect();
+            while picks.len() < operations * count {
+                let chosen: Vec<u32> = (0..count).map(|_| random()).collect();
+                if (1..count).all(|at| !chosen[..at].contains(&chosen[at])) {
+                    picks.extend(chosen);
+                }
+            }
         }
         Some(Prepared { workload: self, operations, picks })
     }
@@ -111,8 +141,22 @@ impl Prepared {
                 }
             }
             Workload::Random => {
-                for &[a, b, c] in &self.picks {
+                // The numbers of variables are constants for `submit`, as at a place in a program that pushes.
+                for picks in self.picks.chunks_exact(3) {
+                    let &[a, b, c] = picks else { continue };
                     runtime.submit(Work::EMPTY, &[a, b], Some(c));
+                }
+            }
+            Workload::Wide5 => {
+                for picks in self.picks.chunks_exact(5) {
+                    let &[a, b, c, d, e] = picks else { continue };
+                    runtime.submit(Work::EMPTY, &[a, b, c, d], Some(e));
+                }
+            }
+            Workload::Wide9 => {
+                for picks in self.picks.chunks_exact(9) {
+                    let [reads @ .., write] = picks else { continue };
+                    runtime.submit(Work::EMPTY, reads, Some(*write));
                 }
             }
             Workload::Stencil => return stencil(runtime, self.operations),

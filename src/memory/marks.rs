@@ -60,7 +60,7 @@ pub(crate) unsafe fn marked_by(record: NonNull<u8>) -> *mut () {
 /// Finds no records in models, where operations' records come from the heap.
 pub(crate) fn each_marked(pinned: &epoch::Guard, marks: [*mut (); 2], f: impl FnMut(NonNull<u8>, *mut ())) {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    super::records::slabs().each_marked(pinned, marks, f);
+    super::records::each_marked(pinned, marks, f);
     #[cfg(any(raddle_loom, raddle_shuttle))]
     let _ = (pinned, marks, f);
 }
@@ -68,11 +68,11 @@ pub(crate) fn each_marked(pinned: &epoch::Guard, marks: [*mut (); 2], f: impl Fn
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
 mod tests {
     use super::*;
-    use crate::memory::records;
+    use crate::memory::records::{self, RecordSize};
 
     #[test]
     fn a_marked_record_is_found_until_its_mark_is_removed() {
-        let record: NonNull<u8> = records::take().record.cast();
+        let record: NonNull<u8> = records::take(RecordSize::Normal).record.cast();
         let own: *mut () = std::ptr::from_ref(&record).cast_mut().cast();
         let found = || {
             let mut count = 0;
@@ -86,6 +86,6 @@ mod tests {
         // SAFETY: the record is this test's.
         unsafe { mark(record, std::ptr::null_mut()) };
         assert_eq!(found(), 0);
-        records::put_back(record.cast());
+        records::put_back(record.cast(), RecordSize::Normal);
     }
 }

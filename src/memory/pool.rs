@@ -24,12 +24,20 @@ use super::epoch;
 use super::epoch::Stamp;
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 use super::records;
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) use super::records::ACCESS_BYTES;
+pub(crate) use super::records::{RecordSize, WIDE_ACCESSES};
 
 /// A type whose values live in the pool.
 ///
 /// # Safety
 /// 1. Its first word is reserved for the pool.
 pub(crate) unsafe trait Record: Sized {
+    /// Returns the size with which the record was allocated. May be called on a retired record until the epoch has
+    /// passed.
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    fn record_size(&self) -> RecordSize;
+
     /// Returns whether the record owns a further allocation. May be called on a retired record until the epoch has
     /// passed.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -46,16 +54,16 @@ pub(crate) unsafe trait Record: Sized {
     fn stamp(&self) -> &Stamp;
 }
 
-/// Allocates an uninitialised record. Also returns the address of a record that this thread is likely to allocate
+/// Allocates an uninitialised record of this size, normal or larger. Also returns the address of a record that this thread is likely to allocate
 /// soon, or null. It may only be prefetched.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline(always)]
-pub(crate) fn allocate<R: Record>() -> (NonNull<R>, *mut R) {
+pub(crate) fn allocate<R: Record>(size: RecordSize) -> (NonNull<R>, *mut R) {
     const { assert!(fits::<R>(), "the type must fit into a record") }
     #[cfg(not(raddle_unpooled))]
-    let records::Taken { record, later } = records::take();
+    let records::Taken { record, later } = records::take(size);
     #[cfg(raddle_unpooled)]
-    let (record, later) = (records::slabs().add(1)[0], null_mut::<R>());
+    let (record, later) = (records::slabs(size).add(1)[0], null_mut::<R>());
     (record.cast(), later.cast())
 }
 
@@ -63,31 +71,33 @@ pub(crate) fn allocate<R: Record>() -> (NonNull<R>, *mut R) {
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     // SAFETY: only pinned threads still use the record, and they change only the atomics in front of the task.
-    if unsafe { record.as_ref() }.owns_memory() {
-        retire_to_slab(record);
+    let used = unsafe { record.as_ref() };
+    let size = used.record_size();
+    if used.owns_memory() || cfg!(raddle_unpooled) {
+        retire_to_slab(record, size);
     } else {
-        retire_inline(record);
+        records::put_back(record.cast(), size);
     }
 }
 
-/// [Retires](retire) a record that owns no further allocation, without reading the record.
+/// [Retires](retire) a record of normal size that owns no further allocation, without reading the record.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline]
 pub(crate) fn retire_inline<R: Record>(record: NonNull<R>) {
     if cfg!(raddle_unpooled) {
-        retire_to_slab(record);
+        retire_to_slab(record, RecordSize::Normal);
     } else {
-        records::put_back(record.cast());
+        records::put_back(record.cast(), RecordSize::Normal);
     }
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-fn retire_to_slab<R: Record>(record: NonNull<R>) {
+fn retire_to_slab<R: Record>(record: NonNull<R>, size: RecordSize) {
     let guard = epoch::pin();
     let reclaim = move || {
         // SAFETY: the epoch has passed, so the record is no longer used.
         unsafe { R::free_owned(record) };
-        records::give_back(record.cast());
+        records::give_back(record.cast(), size);
     };
     // SAFETY: (1) and (2): from now on, the closure owns the record, which is plain memory.
     unsafe { guard.retire(reclaim) };
@@ -97,7 +107,7 @@ fn retire_to_slab<R: Record>(record: NonNull<R>) {
 pub(crate) use records::{Shrinking, bytes};
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub(crate) fn allocate<R: Record>() -> (NonNull<R>, *mut R) {
+pub(crate) fn allocate<R: Record>(_: RecordSize) -> (NonNull<R>, *mut R) {
     // SAFETY: the size of a record is above zero.
     let memory = unsafe { std::alloc::alloc(std::alloc::Layout::new::<R>()) };
     (NonNull::new(memory.cast()).expect("there should be memory"), null_mut())
@@ -139,5 +149,5 @@ pub(crate) type PoolWord = std::sync::atomic::AtomicPtr<()>;
 /// Returns whether a value of this type fits into a record.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) const fn fits<R: Record>() -> bool {
-    size_of::<R>() <= records::SIZE && align_of::<R>() <= records::ALIGN
+    size_of::<R>() <= RecordSize::Normal.bytes() && align_of::<R>() <= records::ALIGN
 }

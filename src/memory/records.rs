@@ -1,4 +1,5 @@
-//! Records of one size: the threads' caches, and the batches that they exchange.
+//! The threads' caches of records, and the batches that they exchange. Records of each size have caches and batches of
+//! their own.
 //!
 //! # States of a record
 //!
@@ -52,9 +53,35 @@ use crate::sync::{
     hint, thread_static,
 };
 
-/// The size of a record in bytes: the head, the accesses and the task. These are five cache lines, of which an
-/// operation with a small function uses two if it has one access, and four if it has four accesses.
-pub(super) const SIZE: usize = if MODEL { size_of::<RecordList>() } else { 320 };
+/// The size of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordSize {
+    /// Room for the head, four accesses and the task. These are five cache lines, of which an operation with a small
+    /// function uses two if it has one access, and four if it has four accesses.
+    Normal,
+    /// The same, and room for 16 accesses behind it.
+    #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
+    Wide,
+}
+
+impl RecordSize {
+    const ALL: [Self; 2] = [Self::Normal, Self::Wide];
+
+    /// Returns the size in bytes.
+    pub(super) const fn bytes(self) -> usize {
+        match self {
+            _ if MODEL => size_of::<RecordList>(),
+            Self::Normal => 320,
+            Self::Wide => 320 + WIDE_ACCESSES * ACCESS_BYTES,
+        }
+    }
+}
+
+/// The number of accesses behind the rest of a wide record.
+pub(crate) const WIDE_ACCESSES: usize = 16;
+/// The size of an access.
+pub(crate) const ACCESS_BYTES: usize = 32;
+
 pub(super) const ALIGN: usize = 64;
 
 const MODEL: bool = cfg!(any(raddle_loom, raddle_shuttle));
@@ -72,8 +99,14 @@ const _: () = assert!(
 );
 
 /// The maximum number of batches kept for reuse; the records of further ones are given back to their slabs. Not tuned:
-/// 64 Ki records, or 20 MiB.
-const KEEP: usize = (1 << 16) / (CAPACITY + 1);
+/// 64 Ki records, or 20 MiB; of wide ones, a quarter.
+const fn most_kept(size: RecordSize) -> usize {
+    let records = match size {
+        RecordSize::Normal => 1 << 16,
+        RecordSize::Wide => 1 << 14,
+    };
+    records / (CAPACITY + 1)
+}
 
 /// How many records ahead a thread prefetches those that it will use: enough for lines that come from another core.
 /// Measured with pushes while the cores were far from each other.
@@ -100,7 +133,7 @@ pub struct RecordList {
     stamp: Stamp,
 }
 
-const _: () = assert!(size_of::<RecordList>() <= SIZE && align_of::<RecordList>() <= ALIGN);
+const _: () = assert!(size_of::<RecordList>() <= RecordSize::Normal.bytes() && align_of::<RecordList>() <= ALIGN);
 
 impl RecordList {
     /// Returns slot `at` of `list`.
@@ -248,10 +281,10 @@ impl Cache {
     }
 
     /// Gives back all records in the cache of a thread that is ending, once the epoch has passed.
-    fn end(&self) {
+    fn end(&self, size: RecordSize) {
         for (list, len) in self.clear() {
             if let Some(list) = NonNull::new(list) {
-                give_back_later(list, len);
+                give_back_later(list, len, size);
             }
         }
     }
@@ -273,17 +306,28 @@ enum Flush {
 }
 
 thread_static! {
-    static CACHE: Cache = Cache::new()
+    static CACHES: [Cache; 2] = [Cache::new(), Cache::new()]
 }
 
-/// Empties the thread's cache when the thread ends.
+/// Calls `f` with the thread's cache of records of this size.
+#[inline(always)]
+fn with_cache<R>(size: RecordSize, f: impl FnOnce(&Cache) -> R) -> R {
+    CACHES.with(|caches| f(&caches[size as usize]))
+}
+
+/// Ends the thread's caches.
+fn end_caches() {
+    RecordSize::ALL.into_iter().for_each(|size| with_cache(size, |cache| cache.end(size)));
+}
+
+/// Empties the thread's caches when the thread ends.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 struct CacheOwner;
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 impl Drop for CacheOwner {
     fn drop(&mut self) {
-        CACHE.with(Cache::end);
+        end_caches();
     }
 }
 
@@ -302,7 +346,7 @@ fn may_keep() -> bool {
     true
 }
 
-/// The state shared by all threads.
+/// The batches of one size, shared by all threads.
 #[cfg_attr(any(raddle_loom, raddle_shuttle), derive(Default))]
 struct Depot {
     batches: BatchStack<RecordList>,
@@ -311,14 +355,19 @@ struct Depot {
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-static DEPOT: Depot = Depot { batches: BatchStack { head: AtomicPtr::new(null_mut()) }, kept: AtomicUsize::new(0) };
+static DEPOTS: [Depot; 2] =
+    [const { Depot { batches: BatchStack { head: AtomicPtr::new(null_mut()) }, kept: AtomicUsize::new(0) } }; 2];
 #[cfg(raddle_loom)]
 loom::lazy_static! {
-    static ref DEPOT: Depot = Depot::default();
+    static ref DEPOTS: [Depot; 2] = Default::default();
 }
 #[cfg(raddle_shuttle)]
 shuttle::lazy_static! {
-    static ref DEPOT: Depot = Depot::default();
+    static ref DEPOTS: [Depot; 2] = Default::default();
+}
+
+fn depot(size: RecordSize) -> &'static Depot {
+    &DEPOTS[size as usize]
 }
 
 /// Prefetches a record that will be written soon.
@@ -332,12 +381,18 @@ fn prefetch(record: Record) {
 /// The slabs that this process has allocated. A forked child begins without slabs: its parent's threads may have been
 /// changing the list of slabs.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-static SLABS: PerProcess<Slabs> = PerProcess::new();
+static SLABS: [PerProcess<Slabs>; 2] = [const { PerProcess::new() }; 2];
 
-/// Returns this process's slabs.
+/// Returns this process's slabs of records of this size.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(super) fn slabs() -> &'static Slabs {
-    SLABS.get(Default::default)
+pub(super) fn slabs(size: RecordSize) -> &'static Slabs {
+    SLABS[size as usize].get(|| Slabs::new(size.bytes()))
+}
+
+/// Calls `f` with each marked record: see [`each_marked`](super::marks::each_marked).
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(super) fn each_marked(pinned: &epoch::Guard, marks: [*mut (); 2], mut f: impl FnMut(NonNull<u8>, *mut ())) {
+    RecordSize::ALL.into_iter().for_each(|size| slabs(size).each_marked(pinned, marks, &mut f));
 }
 
 /// Returns the first word of a record.
@@ -354,34 +409,34 @@ pub(super) unsafe fn word<'r>(record: Record) -> &'r AtomicPtr<RecordList> {
 
 /// Takes records that no thread has.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-fn take_records() -> Records {
-    slabs().take(super::slabs::TOGETHER)
+fn take_records(size: RecordSize) -> Records {
+    slabs(size).take(super::slabs::TOGETHER)
 }
 
 /// Gives back a record, which the caller owns and no pinned thread uses.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(super) fn give_back(record: Record) {
+pub(super) fn give_back(record: Record, size: RecordSize) {
     // SAFETY: the record came from the slabs of this process or of an ancestor, and the caller owns it.
-    unsafe { slabs().give_back(record) };
+    unsafe { slabs(size).give_back(record) };
 }
 
 /// Takes a free record from the thread's cache, from the stack of batches, or from a slab.
 #[inline(always)]
-pub(super) fn take() -> Taken {
-    CACHE.with(Cache::take).unwrap_or_else(refill)
+pub(super) fn take(size: RecordSize) -> Taken {
+    with_cache(size, Cache::take).unwrap_or_else(|| refill(size))
 }
 
 #[cold]
-fn refill() -> Taken {
+fn refill(size: RecordSize) -> Taken {
     // The pop pins the thread, and a pin may run retired closures. No such closure adds to the cache, so the cache is
     // still empty afterwards.
-    let Some(list) = DEPOT.batches.pop() else {
-        return take_from_slab();
+    let Some(list) = depot(size).batches.pop() else {
+        return take_from_slab(size);
     };
     // Relaxed: only an approximate bound on memory.
-    DEPOT.kept.fetch_sub(1, Relaxed);
+    depot(size).kept.fetch_sub(1, Relaxed);
     // The first line is already in the processor's cache, since the pop read the word in it.
-    for line in 1..SIZE.div_ceil(64) {
+    for line in 1..RecordSize::Normal.bytes().div_ceil(64) {
         hint::prefetch_write(list.as_ptr().wrapping_byte_add(64 * line));
     }
     // SAFETY: a list on the stack is full, and this thread owns it now.
@@ -392,16 +447,16 @@ fn refill() -> Taken {
         prefetch(unsafe { RecordList::get(list, at) });
     }
     if may_keep() {
-        CACHE.with(|cache| cache.open(list, left));
+        with_cache(size, |cache| cache.open(list, left));
     } else {
-        give_back_later(list, left);
+        give_back_later(list, left, size);
     }
     Taken { record, later: null_mut() }
 }
 
 /// Takes records of a slab. Returns the first, and puts the others on a list.
-fn take_from_slab() -> Taken {
-    let taken = take_records();
+fn take_from_slab(size: RecordSize) -> Taken {
+    let taken = take_records(size);
     let (&record, rest) = taken.split_first().expect("a slab has records");
     match rest {
         [list, rest @ ..] if may_keep() => {
@@ -409,45 +464,46 @@ fn take_from_slab() -> Taken {
                 // SAFETY: the thread owns the list, and `at` is below `CAPACITY`.
                 unsafe { RecordList::set(*list, at, record) };
             }
-            CACHE.with(|cache| cache.open(*list, rest.len()));
+            with_cache(size, |cache| cache.open(*list, rest.len()));
         }
-        rest => rest.iter().for_each(|&record| give_back(record)),
+        rest => rest.iter().for_each(|&record| give_back(record, size)),
     }
     Taken { record, later: null_mut() }
 }
 
 /// Makes `record`, owned by the caller, available for reuse once no pinned thread can use it.
 #[inline]
-pub(super) fn put_back(record: Record) {
-    if !CACHE.with(|cache| cache.put_back(record)) {
-        put_on_next(record);
+pub(super) fn put_back(record: Record, size: RecordSize) {
+    if !with_cache(size, |cache| cache.put_back(record)) {
+        put_on_next(record, size);
     }
 }
 
 /// Begins another list, puts `record` on it, and retires the full list, if there is one.
 #[cold]
-fn put_on_next(record: Record) {
+fn put_on_next(record: Record, size: RecordSize) {
     if !may_keep() {
-        return retire_late(record);
+        return retire_late(record, size);
     }
     // Taken before the list is begun: see `refill`.
-    let (list, record) = if removed(step::LISTS_ARE_FREE) { (record, take().record) } else { (take().record, record) };
-    let full = CACHE.with(|cache| {
+    let (list, record) =
+        if removed(step::LISTS_ARE_FREE) { (record, take(size).record) } else { (take(size).record, record) };
+    let full = with_cache(size, |cache| {
         let full = cache.begin(list);
         let put = cache.put_back(record);
         debug_assert!(put, "a list has no room although it was begun");
         full
     });
     if let Some((full, flush)) = full {
-        retire(full, &flush);
+        retire(full, &flush, size);
     }
 }
 
 /// Makes the records of a full list available to all threads once the epoch has passed.
-fn retire(full: Record, flush: &Flush) {
+fn retire(full: Record, flush: &Flush, size: RecordSize) {
     let guard = epoch::pin();
     // SAFETY: the closure owns the list and its records, which are plain memory.
-    unsafe { guard.retire(move || keep(full)) };
+    unsafe { guard.retire(move || keep(full, size)) };
     if let Flush::Yes = flush {
         guard.flush();
     }
@@ -455,21 +511,21 @@ fn retire(full: Record, flush: &Flush) {
 
 /// Retires a record on a thread that is ending.
 #[cold]
-fn retire_late(record: Record) {
+fn retire_late(record: Record, size: RecordSize) {
     // SAFETY: the closure owns the record, which is plain memory.
-    unsafe { epoch::pin().retire(move || give_back(record)) };
+    unsafe { epoch::pin().retire(move || give_back(record, size)) };
 }
 
 /// Pushes a full list onto the stack, or gives its records back if the stack has enough lists. The caller owns the list, whose epoch
 /// has passed.
-fn keep(full: Record) {
+fn keep(full: Record, size: RecordSize) {
     // Relaxed: only an approximate bound on memory.
-    if DEPOT.kept.fetch_add(1, Relaxed) >= KEEP {
-        DEPOT.kept.fetch_sub(1, Relaxed);
-        return give_back_all(full, CAPACITY);
+    if depot(size).kept.fetch_add(1, Relaxed) >= most_kept(size) {
+        depot(size).kept.fetch_sub(1, Relaxed);
+        return give_back_all(full, CAPACITY, size);
     }
     // SAFETY: the caller owns the list, whose epoch has passed, and records are not freed while they are on the stack.
-    unsafe { DEPOT.batches.push(full) };
+    unsafe { depot(size).batches.push(full) };
 }
 
 /// Gives an idle process's free records back, step by step.
@@ -490,26 +546,32 @@ impl Shrinking {
 
     /// Returns whether an idle thread should begin: there are batches, in this thread's bag or for all threads.
     pub(crate) fn is_worthwhile() -> bool {
-        // Relaxed: only an approximate number.
-        DEPOT.kept.load(Relaxed) > 0 || CACHE.with(|cache| cache.bag_len.get() > 0)
+        RecordSize::ALL.into_iter().any(|size| {
+            // Relaxed: only an approximate number.
+            depot(size).kept.load(Relaxed) > 0 || with_cache(size, |cache| cache.bag_len.get() > 0)
+        })
     }
 
-    /// Gives back the records of a batch. Returns whether there may be more.
+    /// Gives back the records of a batch of each size. Returns whether there may be more.
     pub(crate) fn step(&mut self) -> bool {
-        CACHE.with(|cache| cache.bag_len.set(0));
         // Passes on the batches in the thread's bag, and makes others available whose epoch has passed.
         epoch::pin().flush();
-        let batch = DEPOT.batches.pop();
-        if let Some(list) = batch {
-            // Relaxed: only an approximate bound on memory.
-            DEPOT.kept.fetch_sub(1, Relaxed);
-            // A slow pop may read the list's first word.
-            give_back_later(list, CAPACITY);
+        let (mut found, mut spare) = (false, 0);
+        for size in RecordSize::ALL {
+            with_cache(size, |cache| cache.bag_len.set(0));
+            if let Some(list) = depot(size).batches.pop() {
+                // Relaxed: only an approximate bound on memory.
+                depot(size).kept.fetch_sub(1, Relaxed);
+                // A slow pop may read the list's first word.
+                give_back_later(list, CAPACITY, size);
+                found = true;
+            }
+            spare += slabs(size).spare();
         }
-        let before = std::mem::replace(&mut self.spare, slabs().spare());
-        self.in_vain = if batch.is_none() && self.spare == before { self.in_vain + 1 } else { 0 };
+        let before = std::mem::replace(&mut self.spare, spare);
+        self.in_vain = if found || spare != before { 0 } else { self.in_vain + 1 };
         if self.in_vain == Self::LAST {
-            slabs().free_all_spare();
+            RecordSize::ALL.into_iter().for_each(|size| slabs(size).free_all_spare());
         }
         self.in_vain < Self::LAST
     }
@@ -518,23 +580,23 @@ impl Shrinking {
 /// Returns the number of bytes that the process has allocated for records.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn bytes() -> usize {
-    slabs().bytes()
+    RecordSize::ALL.into_iter().map(|size| slabs(size).bytes()).sum()
 }
 
 /// Gives back `list`, which the caller owns, and its first `len` records once the epoch has passed. Until then, pinned
 /// threads may still use the records, and a slow pop may read the list's first word.
-fn give_back_later(list: Record, len: usize) {
+fn give_back_later(list: Record, len: usize, size: RecordSize) {
     // SAFETY: the closure owns the list and its records, which are plain memory.
-    unsafe { epoch::pin().retire(move || give_back_all(list, len)) };
+    unsafe { epoch::pin().retire(move || give_back_all(list, len, size)) };
 }
 
 /// Gives back `list`, which the caller owns, and its first `len` records.
-fn give_back_all(list: Record, len: usize) {
+fn give_back_all(list: Record, len: usize, size: RecordSize) {
     for at in 0..len {
         // SAFETY: the caller owns the list, whose first `len` slots are set.
-        give_back(unsafe { RecordList::get(list, at) });
+        give_back(unsafe { RecordList::get(list, at) }, size);
     }
-    give_back(list);
+    give_back(list, size);
 }
 
 /// Forgets, in a forked child, the parent's free records, which are not in the child's [`slabs`]. The parent's
@@ -542,10 +604,12 @@ fn give_back_all(list: Record, len: usize) {
 #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn leave() {
-    let _ = CACHE.with(Cache::clear);
-    // Relaxed: the child has one thread.
-    DEPOT.batches.head.store(null_mut(), Relaxed);
-    DEPOT.kept.store(0, Relaxed);
+    for size in RecordSize::ALL {
+        let _ = with_cache(size, Cache::clear);
+        // Relaxed: the child has one thread.
+        depot(size).batches.head.store(null_mut(), Relaxed);
+        depot(size).kept.store(0, Relaxed);
+    }
 }
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
@@ -557,7 +621,7 @@ pub(super) use model::{begin, end_model};
 /// Uses the depot for the first time before a model's threads run: see `Flavour::begin`.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(super) fn begin_model() {
-    let _ = &*DEPOT;
+    let _ = &*DEPOTS;
 }
 
 /// Records in models, where operations' records do not come from the pool: see `pool.rs`.
@@ -584,7 +648,7 @@ mod model {
     }
 
     /// Marks the records of a slab as freed, but calls `free` only when the interleaving ends.
-    pub(in crate::memory) fn end_model(records: impl Iterator<Item = Record>, free: impl FnOnce() + 'static) {
+    pub(in crate::memory) fn end_model(records: Vec<Record>, free: impl FnOnce() + 'static) {
         let mut free: Option<Box<dyn FnOnce()>> = Some(Box::new(free));
         for record in records {
             // SAFETY: the memory of a record is kept until the interleaving ends.
@@ -596,12 +660,12 @@ mod model {
     }
 
     /// Takes a record from the heap instead of a slab: slabs have models of their own.
-    pub(super) fn take_records() -> Records {
+    pub(super) fn take_records(_: RecordSize) -> Records {
         Records::from_iter([NonNull::from(Box::leak(Box::new(new())))])
     }
 
     /// Marks a record as freed, but keeps its memory until the interleaving ends.
-    pub(super) fn give_back(record: Record) {
+    pub(super) fn give_back(record: Record, _: RecordSize) {
         // SAFETY: the closure runs when the interleaving is over, so no thread uses the record any more.
         let dealloc = move || drop(unsafe { Box::from_raw(record.as_ptr()) });
         // SAFETY: the record's memory is kept until the interleaving is over.
@@ -618,7 +682,7 @@ mod model {
     impl PooledRecord {
         /// Takes a record, as a push does.
         pub fn take() -> Self {
-            Self(take().record)
+            Self(take(RecordSize::Normal).record)
         }
 
         /// Writes to the whole record, as its user does.
@@ -643,7 +707,7 @@ mod model {
 
         /// Puts the record back, as the end of an operation does.
         pub fn put_back(self) {
-            put_back(self.0);
+            put_back(self.0, RecordSize::Normal);
         }
 
         /// Calls `find`, which may return a pointer to a record, and reads that record. The thread is pinned meanwhile.
@@ -673,7 +737,7 @@ mod model {
 
         /// Ends the thread's cache, as the end of the thread does.
         pub fn end_thread() {
-            CACHE.with(Cache::end);
+            end_caches();
         }
     }
 }

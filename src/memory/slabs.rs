@@ -56,11 +56,15 @@ use crate::{
 
 const MODEL: bool = cfg!(any(raddle_loom, raddle_shuttle));
 
-/// The number of records in a slab, which then has 64 KiB.
-const RECORDS: usize = match () {
-    () if MODEL => 2,
-    () if cfg!(raddle_unpooled) => 1,
-    () => 204,
+/// The size of a slab, and its alignment, by which a record's slab is found. In builds with few records in a slab, slabs
+/// are smaller.
+const SIZE: usize = 1 << 16;
+
+/// The number of records in a slab, or `None` if they fill it.
+const RECORDS: Option<usize> = match () {
+    () if MODEL => Some(2),
+    () if cfg!(raddle_unpooled) => Some(1),
+    () => None,
 };
 
 /// The number of slabs at which a thread that has the hand looks. If a push has to look further, it adds a slab.
@@ -72,14 +76,6 @@ const _: () = assert!(MODEL || TOGETHER <= records::CAPACITY + 2);
 
 /// Records taken together.
 pub(super) type Records = SmallVec<[Record; TOGETHER]>;
-
-const LAYOUT: Layout = {
-    let size = size_of::<Slab>() + RECORDS * records::SIZE;
-    match Layout::from_size_align(size.next_power_of_two(), size.next_power_of_two()) {
-        Ok(layout) => layout,
-        Err(_) => panic!("the layout of a slab must be valid"),
-    }
-};
 
 /// The head of a slab. The records follow.
 #[repr(C, align(64))]
@@ -107,99 +103,9 @@ impl SpareStack {
         Self(top << 16 | len)
     }
 
-    /// Returns the record at the top of the stack of `slab`, or null.
-    fn top(self, slab: NonNull<Slab>) -> *mut records::RecordList {
-        if self.len() == 0 { null_mut() } else { Slab::record(slab, self.0 >> 16).as_ptr() }
-    }
-}
-
-impl Slab {
-    /// Returns record `at` of a slab. Only an address is computed.
-    fn record(slab: NonNull<Self>, at: usize) -> Record {
-        debug_assert!(at < RECORDS);
-        // SAFETY: a slab is followed by `RECORDS` records, and `at` is below that.
-        unsafe { slab.byte_add(size_of::<Self>() + at * records::SIZE) }.cast()
-    }
-
-    /// Returns the slab of a record and the record's index. Only addresses are computed.
-    fn of(record: Record) -> (NonNull<Self>, usize) {
-        let address = record.addr().get() & !(LAYOUT.align() - 1);
-        // `new` has exposed the address of each slab.
-        let slab = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: a slab is aligned to a power of two that is at least its size, so this is the slab's address.
-        let slab = unsafe { NonNull::new_unchecked(slab) };
-        (slab, (record.addr().get() - address - size_of::<Self>()) / records::SIZE)
-    }
-
-    /// Allocates a slab, of which the first `used` records are taken.
-    fn new(owner: &Slabs, used: usize) -> NonNull<Self> {
-        let slab = pages::allocate(LAYOUT).cast::<Self>();
-        slab.expose_provenance();
-        let head = Self {
-            older: AtomicPtr::new(null_mut()),
-            stack: AtomicUsize::new(0),
-            used: AtomicUsize::new(used),
-            owner: UnsafeCell::new(owner),
-        };
-        // SAFETY: the memory is large and aligned enough, and no other thread knows it.
-        unsafe { slab.write(head) };
-        // The first words of the records are null pointers, since the memory is zeroed. Atomics of models are more.
-        #[cfg(any(raddle_loom, raddle_shuttle))]
-        // SAFETY: the records are in the slab, which no other thread knows.
-        (0..RECORDS).for_each(|at| unsafe { records::begin(Self::record(slab, at)) });
-        slab
-    }
-
-    /// Takes up to `max` spare records of a slab.
-    ///
-    /// # Safety
-    /// 1. The slab is listed, and the caller has the hand.
-    unsafe fn take(slab: NonNull<Self>, max: usize) -> Records {
-        let mut taken = Records::new();
-        // SAFETY: by (1) the slab is not freed.
-        let Self { stack, used, .. } = unsafe { slab.as_ref() };
-        loop {
-            let before = SpareStack(stack.load(acquire(edge::spare::TAKEN)));
-            let (mut next, mut top) = (before.top(slab), 0);
-            while taken.len() < max
-                && let Some(record) = NonNull::new(next)
-            {
-                taken.push(record);
-                // SAFETY: by (1) no other thread takes the record off the stack.
-                // Relaxed: acquired with the top of the stack.
-                next = unsafe { records::word(record) }.load(Relaxed);
-                top = NonNull::new(next).map_or(0, |next| Self::of(next).1);
-            }
-            let after = SpareStack::new(top, before.len() - taken.len());
-            // Relaxed: hands nothing over, and continues what the records below were released by. If it fails, another
-            // record has come to the top.
-            if taken.is_empty() || stack.compare_exchange(before.0, after.0, Relaxed, Relaxed).is_ok() {
-                break;
-            }
-            taken.clear();
-        }
-        // Relaxed: by (1) only this thread changes the number.
-        let before = used.load(Relaxed);
-        let after = (before + max - taken.len()).min(RECORDS);
-        taken.extend((before..after).map(|at| Self::record(slab, at)));
-        // Relaxed: visitors may miss records that are marked meanwhile.
-        used.store(after, Relaxed);
-        taken
-    }
-
-    /// Frees a slab once no pinned thread can visit it.
-    ///
-    /// # Safety
-    /// 1. The slab is no longer listed, all its records are spare, and this function is called once for it.
-    unsafe fn retire(slab: NonNull<Self>, guard: &epoch::Guard) {
-        let free = move || {
-            // SAFETY: (1): the memory came from `new`, and the epoch has passed, so no thread uses it.
-            unsafe { pages::free(slab.cast(), LAYOUT) }
-        };
-        #[cfg(any(raddle_loom, raddle_shuttle))]
-        let free = move || records::end_model((0..RECORDS).map(|at| Self::record(slab, at)), free);
-        // SAFETY: all threads may use the memory of a slab, which by (1) the closure owns.
-        unsafe { guard.retire(free) };
+    /// Returns the index of the top record. The stack must not be empty.
+    fn top(self) -> usize {
+        self.0 >> 16
     }
 }
 
@@ -226,14 +132,19 @@ impl Hand {
     }
 }
 
-/// The list of a process's slabs.
-#[derive(Default)]
+/// The list of a process's slabs with records of one size.
 pub struct Slabs {
     newest: AtomicPtr<Slab>,
     /// The approximate number of spare records.
     spare: AtomicUsize,
     /// The number of slabs.
     len: AtomicUsize,
+    /// The size of a record.
+    size: usize,
+    /// The number of records in a slab.
+    records: usize,
+    /// The layout of a slab.
+    layout: Layout,
     hand: Mutex<Hand>,
 }
 
@@ -244,11 +155,122 @@ impl fmt::Debug for Slabs {
 }
 
 impl Slabs {
+    /// Returns an empty list of slabs for records of `size` bytes.
+    pub(super) fn new(size: usize) -> Self {
+        let records = RECORDS.unwrap_or((SIZE - size_of::<Slab>()) / size);
+        let len = (size_of::<Slab>() + records * size).next_power_of_two();
+        Self {
+            newest: AtomicPtr::default(),
+            spare: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            size,
+            records,
+            layout: Layout::from_size_align(len, len).expect("the size of a slab should be valid"),
+            hand: Mutex::default(),
+        }
+    }
+
+    /// Returns record `at` of a slab. Only an address is computed.
+    fn record(&self, slab: NonNull<Slab>, at: usize) -> Record {
+        debug_assert!(at < self.records);
+        // SAFETY: a slab is followed by its records, and `at` is below their number.
+        unsafe { slab.byte_add(size_of::<Slab>() + at * self.size) }.cast()
+    }
+
+    /// Returns the record at the top of the stack of `slab`, or null.
+    fn top(&self, slab: NonNull<Slab>, stack: SpareStack) -> *mut records::RecordList {
+        if stack.len() == 0 { null_mut() } else { self.record(slab, stack.top()).as_ptr() }
+    }
+
+    /// Returns the slab of a record and the record's index. Only addresses are computed.
+    fn locate(&self, record: Record) -> (NonNull<Slab>, usize) {
+        let address = record.addr().get() & !(self.layout.align() - 1);
+        // `new_slab` has exposed the address of each slab.
+        let slab = std::ptr::with_exposed_provenance_mut(address);
+        // SAFETY: a slab is aligned to a power of two that is at least its size, so this is the slab's address.
+        let slab = unsafe { NonNull::new_unchecked(slab) };
+        (slab, (record.addr().get() - address - size_of::<Slab>()) / self.size)
+    }
+
+    /// Allocates a slab, of which the first `used` records are taken.
+    fn new_slab(&self, used: usize) -> NonNull<Slab> {
+        let slab = pages::allocate(self.layout).cast::<Slab>();
+        slab.expose_provenance();
+        let head = Slab {
+            older: AtomicPtr::new(null_mut()),
+            stack: AtomicUsize::new(0),
+            used: AtomicUsize::new(used),
+            owner: UnsafeCell::new(self),
+        };
+        // SAFETY: the memory is large and aligned enough, and no other thread knows it.
+        unsafe { slab.write(head) };
+        // The first words of the records are null pointers, since the memory is zeroed. Atomics of models are more.
+        #[cfg(any(raddle_loom, raddle_shuttle))]
+        // SAFETY: the records are in the slab, which no other thread knows.
+        (0..self.records).for_each(|at| unsafe { records::begin(self.record(slab, at)) });
+        slab
+    }
+
+    /// Takes up to `max` spare records of a slab.
+    ///
+    /// # Safety
+    /// 1. The slab is listed, and the caller has the hand.
+    unsafe fn take_from(&self, slab: NonNull<Slab>, max: usize) -> Records {
+        let mut taken = Records::new();
+        // SAFETY: by (1) the slab is not freed.
+        let Slab { stack, used, .. } = unsafe { slab.as_ref() };
+        loop {
+            let before = SpareStack(stack.load(acquire(edge::spare::TAKEN)));
+            let (mut next, mut top) = (self.top(slab, before), 0);
+            while taken.len() < max
+                && let Some(record) = NonNull::new(next)
+            {
+                taken.push(record);
+                // SAFETY: by (1) no other thread takes the record off the stack.
+                // Relaxed: acquired with the top of the stack.
+                next = unsafe { records::word(record) }.load(Relaxed);
+                top = NonNull::new(next).map_or(0, |next| self.locate(next).1);
+            }
+            let after = SpareStack::new(top, before.len() - taken.len());
+            // Relaxed: hands nothing over, and continues what the records below were released by. If it fails, another
+            // record has come to the top.
+            if taken.is_empty() || stack.compare_exchange(before.0, after.0, Relaxed, Relaxed).is_ok() {
+                break;
+            }
+            taken.clear();
+        }
+        // Relaxed: by (1) only this thread changes the number.
+        let before = used.load(Relaxed);
+        let after = (before + max - taken.len()).min(self.records);
+        taken.extend((before..after).map(|at| self.record(slab, at)));
+        // Relaxed: visitors may miss records that are marked meanwhile.
+        used.store(after, Relaxed);
+        taken
+    }
+
+    /// Frees a slab once no pinned thread can visit it.
+    ///
+    /// # Safety
+    /// 1. The slab is no longer listed, all its records are spare, and this function is called once for it.
+    unsafe fn retire(&self, slab: NonNull<Slab>, guard: &epoch::Guard) {
+        let layout = self.layout;
+        let free = move || {
+            // SAFETY: (1): the memory came from `new`, and the epoch has passed, so no thread uses it.
+            unsafe { pages::free(slab.cast(), layout) }
+        };
+        #[cfg(any(raddle_loom, raddle_shuttle))]
+        let records: Vec<_> = (0..self.records).map(|at| self.record(slab, at)).collect();
+        #[cfg(any(raddle_loom, raddle_shuttle))]
+        let free = move || records::end_model(records, free);
+        // SAFETY: all threads may use the memory of a slab, which by (1) the closure owns.
+        unsafe { guard.retire(free) };
+    }
+
     /// Returns the size of all slabs.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     pub(super) fn bytes(&self) -> usize {
         // Relaxed: only a count.
-        self.len.load(Relaxed) * LAYOUT.size()
+        self.len.load(Relaxed) * self.layout.size()
     }
 
     /// Returns the approximate number of spare records.
@@ -273,14 +295,14 @@ impl Slabs {
         let Ok(mut hand) = self.hand.try_lock() else { return Records::new() };
         let take = |slab| {
             // SAFETY: this thread has the hand, and the slab is listed.
-            let taken = unsafe { Slab::take(slab, max) };
+            let taken = unsafe { self.take_from(slab, max) };
             // Relaxed: only an approximate number.
             self.spare.fetch_sub(taken.len(), Relaxed);
             taken
         };
         let mut taken = NonNull::new(self.newest()).map_or_else(Records::new, take);
         // Relaxed: only says whether a search is worthwhile.
-        let are_many = self.spare.load(Relaxed) >= RECORDS;
+        let are_many = self.spare.load(Relaxed) >= self.records;
         for _ in 0..if are_many { LOOKS } else { 0 } {
             if !taken.is_empty() {
                 break;
@@ -292,12 +314,12 @@ impl Slabs {
 
     /// Adds a slab, and takes `max` of its records, or all.
     pub(super) fn add(&self, max: usize) -> Records {
-        let taken = max.min(RECORDS);
-        let slab = Slab::new(self, taken);
+        let taken = max.min(self.records);
+        let slab = self.new_slab(taken);
         // SAFETY: a slab with taken records is not freed.
         let older = unsafe { &slab.as_ref().older };
         // Relaxed: only an approximate number.
-        self.spare.fetch_add(RECORDS - taken, Relaxed);
+        self.spare.fetch_add(self.records - taken, Relaxed);
         // Relaxed: only a count.
         self.len.fetch_add(1, Relaxed);
         // Relaxed: only the expected value of the exchange.
@@ -308,7 +330,7 @@ impl Slabs {
             let listed = release(edge::slab::LISTED);
             // Relaxed on failure: only a new expected value.
             match self.newest.compare_exchange_weak(newest, slab.as_ptr(), listed, Relaxed) {
-                Ok(_) => return (0..taken).map(|at| Slab::record(slab, at)).collect(),
+                Ok(_) => return (0..taken).map(|at| self.record(slab, at)).collect(),
                 Err(now) => newest = now,
             }
         }
@@ -319,7 +341,7 @@ impl Slabs {
     /// # Safety
     /// 1. The record came from a list of slabs, and the caller owns it; no other thread uses it, not even while pinned.
     pub(super) unsafe fn give_back(&self, record: Record) {
-        let (slab, at) = Slab::of(record);
+        let (slab, at) = self.locate(record);
         // SAFETY: by (1) the record is taken, so its slab is not freed before it is put on the stack.
         let Slab { stack, used, owner, .. } = unsafe { slab.as_ref() };
         // SAFETY: the owner does not change once the slab is listed.
@@ -335,7 +357,7 @@ impl Slabs {
             // SAFETY: (1).
             let word = unsafe { records::word(record) };
             // Relaxed: published by the exchange.
-            word.store(before.top(slab), Relaxed);
+            word.store(self.top(slab, before), Relaxed);
             let after = SpareStack::new(at, before.len() + 1);
             let given = release(edge::spare::GIVEN);
             // Relaxed on failure: only a new expected value.
@@ -386,12 +408,12 @@ impl Slabs {
             before.older.store(older.load(Relaxed), Relaxed);
             hand.0 = std::ptr::from_ref(before).cast_mut();
             // Relaxed: only an approximate number.
-            self.spare.fetch_sub(RECORDS, Relaxed);
+            self.spare.fetch_sub(self.records, Relaxed);
             // Relaxed: only a count.
             self.len.fetch_sub(1, Relaxed);
             // SAFETY: the slab has left the list; its spare records can be taken only by means of the hand, by way of
             // the list.
-            unsafe { Slab::retire(slab, guard) };
+            unsafe { self.retire(slab, guard) };
         }
     }
 
@@ -403,7 +425,7 @@ impl Slabs {
             let Slab { older, used, .. } = unsafe { slab.as_ref() };
             // Relaxed: whoever has marked a record has seen that it is used.
             for at in 0..used.load(Relaxed) {
-                let record = Slab::record(slab, at);
+                let record = self.record(slab, at);
                 // SAFETY: as above.
                 let mark = unsafe { records::word(record) }.load(acquire(edge::marked::FOUND)).cast();
                 if marks.contains(&mark) {
@@ -417,6 +439,13 @@ impl Slabs {
 }
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
+impl Default for Slabs {
+    fn default() -> Self {
+        Self::new(records::RecordSize::Normal.bytes())
+    }
+}
+
+#[cfg(any(raddle_loom, raddle_shuttle))]
 impl Slabs {
     /// Takes up to `max` records, as a thread without records does.
     pub fn take_records(&self, max: usize) -> Vec<records::PooledRecord> {
@@ -426,6 +455,12 @@ impl Slabs {
     /// Takes up to `max` spare records of one of the next slabs.
     pub fn take_spare_records(&self, max: usize) -> Vec<records::PooledRecord> {
         self.take_spare(max).into_iter().map(records::PooledRecord).collect()
+    }
+
+    /// Returns the numbers of spare records and of all records. They are exact while no other thread uses the slabs.
+    pub fn count(&self) -> (usize, usize) {
+        // Relaxed: the model has joined all other threads.
+        (self.spare.load(Relaxed), self.len.load(Relaxed) * self.records)
     }
 
     /// Gives back a record, which no pinned thread uses.

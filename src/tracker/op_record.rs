@@ -15,7 +15,7 @@ use crate::{
     memory::{
         epoch::{self, Stamp},
         marks,
-        pool::{self, PoolWord, Record},
+        pool::{self, PoolWord, Record, RecordSize},
     },
     sync::{
         Ordering::Relaxed,
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// The number of accesses that a record holds without a separate allocation.
+/// The number of accesses that a record of normal size holds.
 pub const INLINE_ACCESSES: usize = 4;
 
 /// Set in `unregistered` if one of the variables was found to be deleted.
@@ -50,7 +50,7 @@ pub struct Op<T> {
     unregistered: AtomicU32,
     /// The number of shares of the record: one for each access not yet retired, and one for each [holder](OpRef::hold).
     live: AtomicU32,
-    /// The number of accesses if they are in the record, or [`BOXED`].
+    /// The number of accesses if they are in the record, or [`APART`].
     inline: u8,
     /// Where the task begins, in [steps](STEP) from the record's start. The value follows from `inline`, but computing
     /// it each time costs some 25 more instructions per run.
@@ -70,8 +70,8 @@ pub struct Op<T> {
     room: std::cell::UnsafeCell<MaybeUninit<Room<T>>>,
 }
 
-/// The value of [`Op::inline`] if the record has a [`Boxed`].
-const BOXED: u8 = u8::MAX;
+/// The value of [`Op::inline`] if the record has a [`Apart`].
+const APART: u8 = u8::MAX;
 
 /// The unit of [`Op::task_at`], in bytes. In models, records are too large for a smaller unit.
 const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 1 };
@@ -90,7 +90,7 @@ struct Room<T> {
 type TaskPlace<T> = UnsafeCell<MaybeUninit<T>>;
 
 /// Stored in place of the first access if there are more accesses than the record has room for.
-struct Boxed<T> {
+struct Apart<T> {
     accesses: NonNull<Access<T>>,
     count: u32,
 }
@@ -98,6 +98,8 @@ struct Boxed<T> {
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () =
     assert!(offset_of!(Op<()>, room) + size_of::<Access<()>>() == 64, "the head and one access must fill a cache line");
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+const _: () = assert!(size_of::<Access<()>>() == pool::ACCESS_BYTES, "a wide record must have room for its accesses");
 
 impl<T> std::fmt::Debug for Op<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -123,7 +125,7 @@ pub(super) enum Rejection {
 }
 
 impl<T> Op<T> {
-    /// Returns the place of the first access, or of the `Boxed`.
+    /// Returns the place of the first access, or of the `Apart`.
     #[inline]
     fn first_place(this: *const Self) -> *mut Access<T> {
         // SAFETY: callers pass a record, so the field is in bounds; only its address is computed.
@@ -139,7 +141,7 @@ impl<T> Op<T> {
             assert!(offset_of!(Self, room) + size_of::<Room<T>>() == size_of::<Self>());
             assert!(align_of::<TaskPlace<T>>() <= align_of::<Access<T>>());
             assert!(
-                align_of::<Boxed<T>>() <= align_of::<Access<T>>() && size_of::<Boxed<T>>() <= size_of::<Access<T>>()
+                align_of::<Apart<T>>() <= align_of::<Access<T>>() && size_of::<Apart<T>>() <= size_of::<Access<T>>()
             );
             assert!((offset_of!(Self, room) + offset_of!(Room<T>, task)) / STEP <= u8::MAX as usize);
             let (room, access) = (offset_of!(Self, room), size_of::<Access<T>>());
@@ -211,28 +213,28 @@ impl<T> Op<T> {
     }
 
     #[inline]
-    fn boxed(&self) -> Option<&Boxed<T>> {
-        // SAFETY: `new_with` has initialised a `Boxed` there if `inline` says so.
-        (self.inline == BOXED).then(|| unsafe { &*Self::first_place(self).cast() })
+    fn apart(&self) -> Option<&Apart<T>> {
+        // SAFETY: `new_with` has initialised a `Apart` there if `inline` says so.
+        (self.inline == APART).then(|| unsafe { &*Self::first_place(self).cast() })
     }
 
     /// Returns the accesses, sorted by their variables' ids.
     #[inline]
     pub fn accesses(&self) -> &[Access<T>] {
-        if self.inline == BOXED {
-            return self.boxed_accesses();
+        if self.inline == APART {
+            return self.accesses_apart();
         }
         // SAFETY: the record was created with this many accesses there, which live as long as the record.
         unsafe { std::slice::from_raw_parts(Self::first_place(self), usize::from(self.inline)) }
     }
 
-    /// Returns the accesses of a record that has a [`Boxed`].
+    /// Returns the accesses of a record that has a [`Apart`].
     #[cold]
     #[inline(never)]
-    fn boxed_accesses(&self) -> &[Access<T>] {
-        let Some(boxed) = self.boxed() else { return &[] };
+    fn accesses_apart(&self) -> &[Access<T>] {
+        let Some(apart) = self.apart() else { return &[] };
         // SAFETY: `new_with` has initialised `count` accesses there, which live as long as the record.
-        unsafe { std::slice::from_raw_parts(boxed.accesses.as_ptr(), boxed.count as usize) }
+        unsafe { std::slice::from_raw_parts(apart.accesses.as_ptr(), apart.count as usize) }
     }
 
     /// Returns the address of the record of an operation that the same thread was going to push some operations after
@@ -526,7 +528,8 @@ impl<T> OpRef<T> {
             .ok()
             .filter(|&count| count < u32::MAX / ONE)
             .expect("an operation must have fewer than 2^31 accesses");
-        let (record, later): (NonNull<Op<T>>, _) = pool::allocate();
+        let size = if is_wide(count) { RecordSize::Wide } else { RecordSize::Normal };
+        let (record, later): (NonNull<Op<T>>, _) = pool::allocate(size);
         let op = record.as_ptr();
         let first = Op::first_place(op);
         // Most operations have one access; for these, everything that depends on the number of accesses is a constant.
@@ -542,7 +545,7 @@ impl<T> OpRef<T> {
             let (first, inline) = if count as usize <= INLINE_ACCESSES {
                 (first, count as u8)
             } else {
-                (boxed_place(first, count), BOXED)
+                (apart_place(record, count), APART)
             };
             for (index, (queue, mode)) in (0..count).zip(accesses) {
                 // SAFETY: there is room for `count` accesses.
@@ -571,7 +574,7 @@ impl<T> OpRef<T> {
         access: impl Fn(usize) -> (u32, NonNull<VarQueue<T>>, Mode),
     ) -> (Self, *mut T) {
         const { assert!(N >= 2 && N <= INLINE_ACCESSES) }
-        let (record, later): (NonNull<Op<T>>, _) = pool::allocate();
+        let (record, later): (NonNull<Op<T>>, _) = pool::allocate(RecordSize::Normal);
         let op = record.as_ptr();
         for (index, queue, mode) in (0..N).map(access) {
             debug_assert!((index as usize) < N);
@@ -606,7 +609,7 @@ impl<T> OpRef<T> {
                 $(unsafe { (&raw mut (*op).$field).write($value) };)*
             };
         }
-        let places = if inline == BOXED { 1 } else { usize::from(inline) };
+        let places = if inline == APART { 1 } else { usize::from(inline) };
         set! {
             wait: AtomicU32::new(if count == 1 { 1 } else { count + 1 }),
             unregistered: AtomicU32::new(count * ONE),
@@ -724,30 +727,52 @@ pub(super) fn retire_record<T>(record: NonNull<Op<T>>) {
     pool::retire_inline(record);
 }
 
-/// Allocates room for accesses that do not fit into the record, and stores its address at `first`, in the record.
-#[cold]
-fn boxed_place<T>(first: *mut Access<T>, count: u32) -> *mut Access<T> {
-    let mut boxed = Vec::<Access<T>>::with_capacity(count as usize);
-    let place = NonNull::new(boxed.as_mut_ptr()).expect("the pointer of a `Vec` is never null");
-    std::mem::forget(boxed);
+/// Whether the accesses of an operation are behind the rest of its record, which is then a wide one.
+#[inline]
+const fn is_wide(count: u32) -> bool {
+    // In models, records come from the heap.
+    cfg!(not(any(raddle_loom, raddle_shuttle)))
+        && count as usize > INLINE_ACCESSES
+        && count as usize <= pool::WIDE_ACCESSES
+}
+
+/// Returns room for more accesses than the record itself has room for, and stores its address in the record: behind the
+/// rest of a wide record, or in an allocation.
+#[inline(never)]
+fn apart_place<T>(record: NonNull<Op<T>>, count: u32) -> *mut Access<T> {
+    let accesses = if is_wide(count) {
+        // SAFETY: a wide record has room for `WIDE_ACCESSES` accesses behind an `Op`.
+        unsafe { record.add(1) }.cast()
+    } else {
+        let mut boxed = Vec::<Access<T>>::with_capacity(count as usize);
+        let place = NonNull::new(boxed.as_mut_ptr()).expect("the pointer of a `Vec` is never null");
+        std::mem::forget(boxed);
+        place
+    };
+    let first = Op::first_place(record.as_ptr());
     // SAFETY: the place is in an unused record, and is large enough, as `task_behind` asserts.
-    unsafe { first.cast::<Boxed<T>>().write(Boxed { accesses: place, count }) };
-    place.as_ptr()
+    unsafe { first.cast::<Apart<T>>().write(Apart { accesses, count }) };
+    accesses.as_ptr()
 }
 
 // SAFETY: (1): the first field is the pool's.
 unsafe impl<T> Record for Op<T> {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    fn record_size(&self) -> RecordSize {
+        if self.apart().is_some_and(|apart| is_wide(apart.count)) { RecordSize::Wide } else { RecordSize::Normal }
+    }
+
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn owns_memory(&self) -> bool {
-        self.inline == BOXED
+        self.apart().is_some_and(|apart| !is_wide(apart.count))
     }
 
     unsafe fn free_owned(record: NonNull<Self>) {
         // SAFETY: by (1) the record is no longer used; `finish_record` initialised the fields.
         let op = unsafe { record.as_ref() };
-        if let Some(boxed) = op.boxed() {
-            // SAFETY: `boxed_place` forgot a `Vec` with exactly this pointer and capacity; accesses need no drop.
-            drop(unsafe { Vec::from_raw_parts(boxed.accesses.as_ptr(), 0, boxed.count as usize) });
+        if let Some(apart) = op.apart().filter(|apart| !is_wide(apart.count)) {
+            // SAFETY: `apart_place` forgot a `Vec` with exactly this pointer and capacity; accesses need no drop.
+            drop(unsafe { Vec::from_raw_parts(apart.accesses.as_ptr(), 0, apart.count as usize) });
         }
     }
 
