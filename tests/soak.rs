@@ -658,7 +658,8 @@ fn random_work_on_short_lived_engines_loses_nothing_never_hangs_and_keeps_memory
     let (time, engine) = lock(&ledger.slowest).clone();
     println!("{:>12.1} s for the slowest engine: {engine}", time.as_secs_f64());
     println!("{:>12.1} s", start.elapsed().as_secs_f64());
-    assert!(last < first + GROWTH, "memory grows from {first} to {last} bytes");
+    // Sanitizers keep freed memory.
+    assert!(cfg!(raddle_sanitized) || last < first + GROWTH, "memory grows from {first} to {last} bytes");
     // A run of 20 s or more must contain every kind of event.
     if seconds >= 20 {
         for what in [

@@ -1,8 +1,23 @@
-//! A planted bug for each sanitizer, in an engine's operations, and counterparts without the bugs. `cargo xtask ci
-//! sanitizers` runs each test in a separate process. It fails unless the matching sanitizer reports each bug, and
-//! reports nothing in the counterpart.
+//! What `cargo xtask ci sanitizers` runs: the fuzz targets on their corpora, the soak test, what both leave out (`besides`), a planted bug for each
+//! sanitizer in an engine's operations, and counterparts without the bugs.
 //!
-//! All tests are ignored by default: without a sanitizer, those with a bug leak or have undefined behaviour, yet pass.
+//! Each planted bug runs in a separate process. The stage fails unless the matching sanitizer reports each bug, and
+//! reports nothing in the counterpart. These tests are ignored by default: without a sanitizer, those with a bug leak or
+//! have undefined behaviour, yet pass.
+//!
+//! One program for all saves time: instrumented code takes minutes to compile. In an ordinary build, the corpora and the
+//! soak test are among raddle's own tests.
+
+#[cfg(raddle_sanitized)]
+#[path = "../../tests/contract/corpus.rs"]
+mod corpus;
+#[cfg(raddle_sanitized)]
+#[path = "../../tests/soak.rs"]
+mod soak;
+
+#[cfg(raddle_sanitized)]
+#[path = "sanitizers/besides.rs"]
+mod besides;
 
 use std::{cell::UnsafeCell, hint::black_box, mem::MaybeUninit, ptr::NonNull, sync::Arc};
 

@@ -2,38 +2,22 @@
 //!
 //! A test that ends, measures or modifies its process runs in a process of its own, which `raddle_testkit::child`
 //! starts.
-//!
-//! A sanitizer's build (`raddle_sanitized`) contains only what `cargo xtask ci sanitizers` runs.
 
+mod affinity;
+mod api;
 mod bad_input;
+mod corpus;
+mod doctor;
+mod environment;
+mod fairness;
+mod guarded;
+mod idle;
 mod leaks;
+mod memory;
+mod names;
 mod ordering;
 mod panics;
-mod semantics;
-
-#[cfg(not(raddle_sanitized))]
-mod affinity;
-#[cfg(not(raddle_sanitized))]
-mod api;
-#[cfg(not(raddle_sanitized))]
-mod corpus;
-#[cfg(not(raddle_sanitized))]
-mod doctor;
-#[cfg(not(raddle_sanitized))]
-mod environment;
-#[cfg(not(raddle_sanitized))]
-mod fairness;
-#[cfg(not(raddle_sanitized))]
-mod guarded;
-#[cfg(not(raddle_sanitized))]
-mod idle;
-#[cfg(not(raddle_sanitized))]
-mod memory;
-#[cfg(not(raddle_sanitized))]
-mod names;
-#[cfg(not(raddle_sanitized))]
 mod plugin;
-#[cfg(not(raddle_sanitized))]
+mod semantics;
 mod shuffle;
-#[cfg(not(raddle_sanitized))]
 mod values;

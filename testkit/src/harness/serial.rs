@@ -35,13 +35,13 @@ use raddle::{
 };
 
 use super::{
-    Bytes, PLANNED, Planned, Watch, check_recorded, elsewhere, engine_plan, eventually_ok, observe,
+    Bytes, PLANNED, Planned, PlannedTwice, Watch, check_recorded, elsewhere, engine_plan, eventually_ok, observe,
     shapes::{self, Acquired, Content, DEFAULT, GUARDED, Narrow, OLDEST_SHAPES, Ref, SHAPES, Submitted, Wide},
     watched,
 };
 use crate::shapes::*;
 use crate::{
-    Droppable, Drops, PanicsOnDrop, THREADED, block_on, lock, poll_once,
+    Droppable, Drops, THREADED, block_on, lock, poll_once,
     program::{Access, Finish, Source},
     yield_now,
 };
@@ -1263,7 +1263,7 @@ impl Run {
             Ends::PanicStr => panic!("as planned: a literal"),
             Ends::PanicString => panic!("{PLANNED}{}", self.id),
             Ends::PanicAny => panic_any(Planned),
-            Ends::PanicPanics => panic_any(PanicsOnDrop("as planned: a payload's drop")),
+            Ends::PanicPanics => panic_any(PlannedTwice),
             Ends::Guard => unreachable!("acquired variables should have no function"),
         }
     }

@@ -1,4 +1,4 @@
-//! The sanitizers, on the tests in which they can find something, and on planted bugs.
+//! The sanitizers, on random programs and on planted bugs.
 
 use std::env;
 
@@ -16,23 +16,16 @@ struct Sanitizer {
     flags: &'static str,
     /// Whether it needs an instrumented standard library, and thus the compiler of Debian's `rustc-web`.
     with_std: bool,
-    /// The arguments of `cargo test`.
-    tests: &'static [&'static str],
+    /// Which tests run; all if empty.
+    tests: &'static str,
     /// The planted bugs, with the words that must be in the reports.
     planted: &'static [(&'static str, &'static str)],
     /// The counterpart of a planted bug.
     harmless: &'static str,
 }
 
-/// These tests leak deliberately: the engine forgets a panic payload whose drop may panic, and a test forgets a handle.
-const LEAKING: &str = "--skip panics::the_drop_of_a_payload_may_panic \
-    --skip a_forgotten_handle_keeps_nothing_alive_but_its_result";
-
-/// The leaking tests themselves, without the leak check.
-const WITHOUT_LEAKS: [&str; 2] = [
-    "--test contract -- panics::the_drop_of_a_payload_may_panic",
-    "--test compound -- a_forgotten_handle_keeps_nothing_alive_but_its_result",
-];
+/// The program that each sanitizer runs: the fuzz targets on their corpora, the soak test, and the planted bugs.
+const PROGRAM: &str = "--package raddle-testkit --test sanitizers";
 
 /// Records are not reused in two of the builds (`raddle_unpooled`): a reused record would look alive and initialised,
 /// and its old bytes would hide leaks of memory to which they point.
@@ -41,11 +34,7 @@ const SANITIZERS: [Sanitizer; 3] = [
         name: "address",
         flags: "-Zsanitizer=address --cfg raddle_unpooled",
         with_std: false,
-        tests: &[
-            // This test nests calls so deeply that it is too slow here.
-            "--test contract -- --skip a_naive_engine_runs_an_awaited_operation_at_any_depth",
-            "--test compound --",
-        ],
+        tests: "",
         planted: &[("use_after_free", "AddressSanitizer: heap-use-after-free"), ("leak", "Direct leak of")],
         harmless: "no_leak",
     },
@@ -53,27 +42,22 @@ const SANITIZERS: [Sanitizer; 3] = [
         name: "thread",
         flags: "-Zsanitizer=thread --cfg raddle_tsan",
         with_std: true,
-        // ThreadSanitizer supports at most 65,536 nested calls.
-        tests: &[
-            "--test contract -- --skip panics:: --skip a_naive_engine_runs_an_awaited_operation_at_any_depth",
-            "--test waiting -- --skip ten_thousand_nested_waits_end",
-            "--test devices --",
-        ],
+        tests: "",
         planted: &[("data_race", "ThreadSanitizer: data race")],
         harmless: "no_data_race",
     },
     Sanitizer {
         name: "memory",
-        flags: "-Zsanitizer=memory -Zsanitizer-memory-track-origins --cfg raddle_unpooled",
+        flags: "-Zsanitizer=memory --cfg raddle_unpooled",
         with_std: true,
-        tests: &["--test contract -- leaks:: ordering::"],
+        tests: "besides soak typed",
         planted: &[("uninitialised_read", "MemorySanitizer: use-of-uninitialized-value")],
         harmless: "no_uninitialised_read",
     },
 ];
 
 impl Sanitizer {
-    /// Starts `cargo test` in the sanitizer's build.
+    /// Starts `cargo test` on the program, with more arguments.
     fn test(&self, line: &str) -> Cmd {
         let symbolizer = glob("/usr/lib/llvm-*/bin/llvm-symbolizer").unwrap_or_default();
         let mut test = cargo(if self.with_std { "-Zbuild-std" } else { "+nightly" });
@@ -83,10 +67,8 @@ impl Sanitizer {
         let suppressions = env::current_dir().unwrap_or_default().join("xtask/tsan.supp");
         let options =
             format!("halt_on_error=1 suppressions={} external_symbolizer_path={symbolizer}", suppressions.display());
-        // The instrumented libraries are slow. Optimizing them saves more time than it costs; raddle itself shares its
-        // package with the tests, for which the contrary holds.
-        test.args(["--config", "profile.test.package.\"*\".opt-level = 1", "test", "--target", PLATFORM])
-            .args(line.split_whitespace())
+        test.args(["test", "--target", PLATFORM])
+            .args(PROGRAM.split(' ').chain(line.split_whitespace()))
             .flags(&format!("sanitizers/{}", self.name), &format!("{} --cfg raddle_sanitized", self.flags))
             // The reports give lines.
             .env("CARGO_PROFILE_TEST_DEBUG", "line-tables-only")
@@ -97,27 +79,15 @@ impl Sanitizer {
     }
 
     fn build(&self) -> Result {
-        for line in self.tests {
-            let binary = line.split_once(" -- ").map_or(*line, |(binary, _)| binary);
-            self.test(&format!("{} --no-run", binary.trim_end_matches(" --"))).run()?;
-        }
-        self.test("--package raddle-testkit --test sanitizers --no-run").run()
+        self.test("--no-run").run()
     }
 
     fn run(&self) -> Result {
         println!("with the sanitizer `{}`", self.name);
-        for line in self.tests {
-            let skips = if self.name == "address" { LEAKING } else { "" };
-            let text = self.test(&format!("{line} {skips}")).output()?;
-            println!("{text}");
-            // If the sanitizer ends the process before the first test, this does not count as success.
-            require(text.contains("test result: ok. ") && !text.contains("ok. 0 passed"), "no test ran")?;
-        }
-        if self.name == "address" {
-            for line in WITHOUT_LEAKS {
-                self.test(line).env("ASAN_OPTIONS", "detect_leaks=0").run()?;
-            }
-        }
+        let text = self.test(&format!("-- {}", self.tests)).env("RADDLE_SOAK_SECONDS", "5").output()?;
+        println!("{text}");
+        // If the sanitizer ends the process before the first test, this does not count as success.
+        require(text.contains("test result: ok. ") && !text.contains("ok. 0 passed"), "no test ran")?;
         self.planted.iter().try_for_each(|(bug, words)| self.finds(bug, words))?;
         let (succeeds, text) = self.planted(self.harmless);
         let is_silent = succeeds && text.contains("test result: ok. 1 passed");
@@ -126,8 +96,7 @@ impl Sanitizer {
 
     /// Runs a planted bug or the counterpart of one.
     fn planted(&self, name: &str) -> (bool, String) {
-        let line = "--package raddle-testkit --test sanitizers -- --exact --ignored --nocapture --test-threads=1";
-        self.test(&format!("{line} {name}")).capture()
+        self.test(&format!("-- --exact --ignored --nocapture --test-threads=1 {name}")).capture()
     }
 
     /// Requires a report on a planted bug in one of at most four runs: whether a leak is found depends on when the
