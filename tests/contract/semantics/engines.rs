@@ -104,7 +104,7 @@ fn pushes_inside_pushes_do_not_overflow_the_stack() {
 #[test]
 #[ignore = "run by another test in a separate process, because a failure may crash the process"]
 fn in_a_child_pushes_inside_pushes() {
-    const DEPTH: usize = 100_000;
+    const DEPTH: usize = 20_000;
     fn descend(here: Engine, there: Engine, count: Arc<AtomicUsize>) {
         if count.fetch_add(1, SeqCst) + 1 < DEPTH {
             let (next_here, next_there) = (there.clone(), here);
@@ -192,7 +192,7 @@ fn in_a_child_a_long_chain_of_variables() {
     for shut_down in [false, true] {
         let engine = engine(kind, 1);
         let mut head = None;
-        for _ in 0..100_000 {
+        for _ in 0..20_000 {
             head = Some(engine.var(Link(head)));
         }
         if shut_down {

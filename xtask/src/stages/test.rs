@@ -16,7 +16,9 @@ pub fn faults() -> Result {
     // Without the flag, the file would contain no tests, and the stage would pass.
     let list = test().args(["--", "--list"]).output()?;
     require(list.contains("every_point_belongs_to_a_test: test"), "the tests were built without pauses")?;
-    test().run()
+    test().run()?;
+    // Optimized, since each instruction costs time.
+    cargo("test --profile bench --package raddle-testkit --test stepped").run()
 }
 
 pub fn soak() -> Result {
