@@ -139,8 +139,7 @@ fn stepped<R>(f: impl FnOnce() -> R) -> R {
 /// that stands still waits for.
 fn push_beside(engine: &Engine, tokens: [&Var<()>; 2], over: &AtomicBool) {
     let ran: &'static AtomicU64 = Box::leak(Box::default());
-    let mut count = 0;
-    for token in tokens.into_iter().cycle() {
+    for (count, token) in (0..).zip(tokens.into_iter().cycle()) {
         while count - ran.load(Relaxed) > 1000 && PUSHED.load(Relaxed) >= ASKED.load(Relaxed) {
             if over.load(Relaxed) {
                 return;
@@ -149,7 +148,6 @@ fn push_beside(engine: &Engine, tokens: [&Var<()>; 2], over: &AtomicBool) {
         }
         let ran = move |_: &mut ()| _ = ran.fetch_add(1, Relaxed);
         engine.op("beside").push(token.write(), ran).expect("the engine should be open");
-        count += 1;
         PUSHED.fetch_add(1, Relaxed);
     }
 }
