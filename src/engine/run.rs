@@ -131,7 +131,7 @@ impl Core {
     }
 }
 
-/// [`execute_plainly_with`] no recording, compiled once. Leaves an operation that is not plain to the caller.
+/// [`execute_plainly_with`], compiled once. Records nothing, and leaves an operation that is not plain to the caller.
 #[inline(never)]
 pub(super) fn execute_plainly(
     core: &Arc<Core>,

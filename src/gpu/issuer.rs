@@ -297,8 +297,8 @@ impl Issuer<'_> {
         } else if op.task().has(flag::STREAM) {
             self.begin(op)
         } else {
-            // The operation has no stream, since its function receives a completion instead. Like a CPU operation, it
-            // waits until its dependencies are complete.
+            // The operation's function receives no stream. Like a CPU operation, it waits until its dependencies are
+            // complete.
             match on_device::pending(self.core, &op, Device::Cpu) {
                 Some(gpu_lane) => {
                     self.send(gpu_lane, op);

@@ -1,5 +1,5 @@
-//! What limits an operation: its group, its deadline, its family, and its children. Limits on *pending* operations are
-//! those of the counts in which a push finds room ([`group::room`](crate::group::room)).
+//! What limits an operation: its group, its deadline, its family, and its children. Limits on the number of *pending*
+//! operations are another matter, that of [`group::room`](crate::group::room).
 //!
 //! Only operations with [`flag::LIMITED`](super::task::flag::LIMITED) have a [`Limits`], which is boxed. Its memory is
 //! retired with the task's, so any pinned thread that has found the operation may read the constant part.

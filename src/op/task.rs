@@ -75,7 +75,7 @@ pub(crate) mod flag {
     pub(crate) const SILENT: u16 = 8;
     /// Completes when its completion is used, not when its function returns.
     pub(crate) const ASYNC: u16 = 16;
-    /// Belongs to a GPU lane.
+    /// Belongs to a GPU lane, whose thread runs it.
     pub(crate) const GPU_LANE: u16 = 32;
     /// Has [limits](super::Limits): a group, a deadline, a family or children. Such an operation also has `REPORTS`.
     /// Has nothing to do with a limit on pending operations, which the phase `BOUNDED` of an engine stands for.
@@ -88,7 +88,8 @@ pub(crate) mod flag {
     pub(crate) const NAMED: u16 = 512;
     /// Is a clean-up: no shutdown, group, deadline or handle cancels it.
     pub(crate) const KEPT: u16 = 1024;
-    /// Issues work on a stream: is a *device operation*. Of those with `GPU_LANE`, only asynchronous ones do not.
+    /// Issues work on the lane's stream. An operation with `GPU_LANE` but without a stream runs like one of the CPU,
+    /// once its dependencies are complete.
     pub(crate) const STREAM: u16 = 2048;
     /// Causes the device to copy values in host memory that the function neither reads nor writes.
     pub(crate) const COPY: u16 = 4096;

@@ -367,8 +367,8 @@ impl<T> Op<T> {
 ///
 /// Each operation has at most one `OpRef`, apart from the entry that stays in a queue after a waiter has
 /// [taken](Self::take) the operation. The `OpRef` is consumed by a [push](super::push()) that finds the operation not
-/// ready, and by [`complete`](super::complete()) or [`end`](super::end). After completion, [`Hold`]s and the accesses
-/// that are not yet spent keep the record alive.
+/// ready, and by [`complete`](super::complete()) or [`end`](super::end). After completion, [`Hold`]s and the shares of
+/// its accesses keep the record alive.
 #[must_use = "a dropped operation never runs"]
 pub struct OpRef<T>(pub(super) NonNull<Op<T>>);
 
