@@ -299,7 +299,11 @@ fn records_are_reused_and_freed() {
         }
     }
     // A worker that has slept for a while gives back what is kept.
-    let threaded = Engine::builder().kind(EngineKind::PerDevice).workers(1).build().expect("an engine");
-    threaded.op("").push((), |()| {}).expect("the engine should be open");
+    let threaded = Engine::builder().kind(EngineKind::PerDevice).workers(2).build().expect("an engine");
+    let tokens: Vec<_> = (0..17).map(|_| threaded.token()).collect();
+    for accesses in [17, 9, 1].repeat(10_000) {
+        push(&threaded, &tokens[..accesses].iter().collect::<Vec<_>>());
+    }
+    threaded.wait_for_all().expect("no operation should fail");
     eventually("free records are given back", || records(&engine) < 2 * IN_TRANSIT);
 }

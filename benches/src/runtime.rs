@@ -104,6 +104,14 @@ impl RaddleTyped {
         Self { engine, variables: vec![], operator: None }
     }
 
+    // In functions of their own, as the compiler would otherwise also change the code of the other arms of `submit`.
+    #[inline(never)]
+    fn push_five(&self, work: Work, [a, b, c, d]: [u32; 4], write: u32) -> Result<(), PushError> {
+        let read = |variable: u32| self.variables[variable as usize].read();
+        let write = self.variables[write as usize].write();
+        self.engine.op("").push((read(a), read(b), read(c), read(d), write), move |_| work.run())
+    }
+
     #[inline(never)]
     fn push_many(&self, work: Work, reads: &[u32], write: Option<u32>) -> Result<(), PushError> {
         let variable = |variable: u32| &self.variables[variable as usize];
@@ -137,9 +145,7 @@ impl Runtime for RaddleTyped {
             (&[a], Some(w)) => engine.op("").push((read(a), mutate(w)), move |_| work.run()),
             (&[a, b], Some(w)) => engine.op("").push((read(a), read(b), mutate(w)), move |_| work.run()),
             (&[a, b, c], Some(w)) => engine.op("").push((read(a), read(b), read(c), mutate(w)), move |_| work.run()),
-            (&[a, b, c, d], Some(w)) => {
-                engine.op("").push((read(a), read(b), read(c), read(d), mutate(w)), move |_| work.run())
-            }
+            (&[a, b, c, d], Some(w)) => self.push_five(work, [a, b, c, d], w),
             (reads, write) => self.push_many(work, reads, write),
         };
         pushed.expect("push");

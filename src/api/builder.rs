@@ -450,6 +450,7 @@ impl EngineBuilder {
         if self.recorder.as_ref().is_some_and(Recorder::is_foreign) {
             return Err(BuildError::ForkedRecorder);
         }
+        // `Route::of` knows the lanes by their positions.
         let lanes: &[LaneSpec] = &[
             LaneSpec { name: "cpu", workers, idle: self.idle, pinned: !self.unpinned },
             LaneSpec { name: "copy", workers: 1, idle: IdlePolicy::Park, pinned: false },

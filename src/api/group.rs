@@ -11,7 +11,7 @@ use crate::{
     error::wait::WaitError,
     group::room,
     notify::claim::Cancel,
-    op::members::GroupCore,
+    op::group_core::GroupCore,
     values::Name,
     wait,
 };

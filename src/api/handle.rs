@@ -248,7 +248,7 @@ impl<R> Future for OpHandle<R> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.core.live()?;
         if !is_done(&self.waiter) {
-            if let Err(error) = wait::check_held_back(self.waiter.oneshot()) {
+            if let Err(error) = wait::check_kept_out(self.waiter.oneshot()) {
                 return Poll::Ready(Err(error));
             }
         }

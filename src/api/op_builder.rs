@@ -45,9 +45,9 @@ use crate::{
     },
     op::{
         frame::Call,
-        job::{self, HandleJob, Out, plain},
+        group_core::GroupCore,
+        job::{self, HandleJob, Out, without_sink},
         limits::Limits,
-        members::GroupCore,
         spec::{self, Entries, Entry, Route, Spec},
         task::{ErasedJob, Job, flag},
     },
@@ -113,7 +113,7 @@ where
 const fn flags_of(kind: Kind) -> u16 {
     match kind {
         Kind::Function => 0,
-        Kind::Stream => flag::DEVICE,
+        Kind::Stream => flag::STREAM,
         Kind::Completion => flag::ASYNC,
         Kind::Mixed => panic!("an operation declares at most one stream or completion"),
     }
@@ -252,7 +252,7 @@ pub struct OpBuilder<'e, S = ()> {
     property: Property,
     device: Device,
     /// Whether nothing but accesses and a name was declared, and the name owns no memory.
-    is_plain: bool,
+    is_bare: bool,
     /// Whether the property, device or location was set. If so, a push takes additional steps.
     has_more: bool,
     /// The source location reported for the push. Used only with `has_more`.
@@ -299,7 +299,7 @@ impl<'e, S> OpBuilder<'e, S> {
         Self {
             core,
             scope,
-            is_plain: !name.is_shared(),
+            is_bare: !name.is_shared(),
             owned: Owned { spec: ManuallyDrop::new(Spec::new(name)), entries: ManuallyDrop::new(Entries::new()) },
             property: Property::Normal,
             device: Device::Cpu,
@@ -315,7 +315,7 @@ impl<'e, S> OpBuilder<'e, S> {
     /// Returns a builder for an operation in a group.
     pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &'e Arc<GroupCore>, scope: S) -> Self {
         let mut builder = Self::new(core, name, scope);
-        builder.is_plain = false;
+        builder.is_bare = false;
         builder.owned.spec.flags |= flag::LIMITED;
         builder.group = Some(group);
         builder
@@ -341,7 +341,7 @@ impl<'e, S> OpBuilder<'e, S> {
     /// # }
     /// ```
     pub fn priority(mut self, priority: i32) -> Self {
-        self.is_plain = false;
+        self.is_bare = false;
         // A clean-up operation keeps the highest priority.
         if self.owned.spec.flags & flag::KEPT == 0 {
             self.owned.spec.priority = priority;
@@ -364,7 +364,7 @@ impl<'e, S> OpBuilder<'e, S> {
     pub fn property(mut self, property: Property) -> Self {
         self.property = property;
         self.has_more = true;
-        self.is_plain = false;
+        self.is_bare = false;
         self
     }
 
@@ -382,7 +382,7 @@ impl<'e, S> OpBuilder<'e, S> {
     /// # }
     /// ```
     pub fn run_always(mut self) -> Self {
-        self.is_plain = false;
+        self.is_bare = false;
         self.owned.spec.flags |= flag::NO_SKIP;
         self
     }
@@ -408,7 +408,7 @@ impl<'e, S> OpBuilder<'e, S> {
     /// # }
     /// ```
     pub fn deadline(mut self, deadline: Instant) -> Self {
-        self.is_plain = false;
+        self.is_bare = false;
         self.owned.spec.flags |= flag::LIMITED;
         self.deadline = Some(deadline);
         self
@@ -446,7 +446,7 @@ impl<'e, S> OpBuilder<'e, S> {
     pub fn at(mut self, location: &'static Location<'static>) -> Self {
         self.location = Some(location);
         self.has_more = true;
-        self.is_plain = false;
+        self.is_bare = false;
         self
     }
 
@@ -569,7 +569,7 @@ impl<'e, S> OpBuilder<'e, S> {
                 if self.owned.spec.flags & flag::EAGER != 0 {
                     return Err(PushError::Unfit(Misfit::EagerOnDevice));
                 }
-                self.owned.spec.flags |= flag::ON_DEVICE;
+                self.owned.spec.flags |= flag::GPU_LANE;
                 lane
             }
         };
@@ -583,7 +583,7 @@ impl<'e> OpBuilder<'e> {
     /// are refused.
     pub(super) fn child(core: &'e Arc<Core>, name: Name, family: Option<&'e Family>) -> Self {
         let mut builder = Self::new(core, name, ());
-        builder.is_plain = false;
+        builder.is_bare = false;
         builder.owned.spec.flags |= flag::LIMITED;
         match family {
             Some(family) => {
@@ -616,7 +616,7 @@ impl<'e> OpBuilder<'e> {
     /// # }
     /// ```
     pub fn cleanup(mut self) -> Self {
-        self.is_plain = false;
+        self.is_bare = false;
         self.owned.spec.flags |= flag::NO_SKIP | flag::KEPT;
         self.owned.spec.priority = i32::MAX;
         self
@@ -640,7 +640,7 @@ impl<'e> OpBuilder<'e> {
     /// # }
     /// ```
     pub fn eager(mut self) -> Self {
-        self.is_plain = false;
+        self.is_bare = false;
         self.owned.spec.flags |= flag::EAGER;
         self
     }
@@ -695,7 +695,7 @@ impl<'e> OpBuilder<'e> {
     /// # }
     /// ```
     pub fn with_children(mut self) -> Self {
-        self.is_plain = false;
+        self.is_bare = false;
         self.owned.spec.flags |= flag::LIMITED | flag::PARENT;
         self
     }
@@ -769,7 +769,7 @@ impl<'e> OpBuilder<'e> {
 
     /// Lets the push proceed without checking the limits.
     fn admitted(mut self) -> Self {
-        self.is_plain = false;
+        self.is_bare = false;
         self.owned.spec.is_admitted = true;
         self
     }
@@ -785,7 +785,7 @@ impl<'e> OpBuilder<'e> {
     pub fn on(mut self, device: Device) -> Self {
         self.device = device;
         self.has_more = true;
-        self.is_plain = false;
+        self.is_bare = false;
         self
     }
 
@@ -1166,11 +1166,11 @@ impl<'e> OpBuilder<'e> {
         self.into_operator(&accesses, const { flags_of(A::KIND) }, Box::new(f))
     }
 
-    /// Pushes a copy with the property `lane`, unless another property is set.
+    /// Pushes a copy with the property `property`, unless another is set.
     fn enqueue_copy<A, F>(
         self,
         location: &'static Location<'static>,
-        lane: Property,
+        property: Property,
         accesses: A,
         copy: F,
     ) -> Result<(), PushError>
@@ -1178,7 +1178,7 @@ impl<'e> OpBuilder<'e> {
         A: Accesses,
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<(), DeviceError> + Send + 'static,
     {
-        let mut builder = if self.property == Property::Normal { self.property(lane) } else { self };
+        let mut builder = if self.property == Property::Normal { self.property(property) } else { self };
         builder.owned.spec.flags |= flag::COPY;
         builder.enqueue_function(location, &accesses, |refs| copy(refs).map_err(|error| Cause::Error(error.into())))
     }
@@ -1193,7 +1193,7 @@ impl<'e> OpBuilder<'e> {
         if core.is_forked() {
             return Err(PushError::Forked);
         }
-        if flags & flag::DEVICE != 0 && self.device == Device::Cpu {
+        if flags & flag::STREAM != 0 && self.device == Device::Cpu {
             drop(function);
             return Err(PushError::Unfit(Misfit::NotOnDevice));
         }
@@ -1210,7 +1210,7 @@ impl<'e> OpBuilder<'e> {
         let entries = match push::check_and_sort(core, &mut self.owned.entries, &self.owned.spec.name, location) {
             Ok(entries) => entries.into(),
             Err(error) => {
-                // Dropped here rather than by `?`, for the reason given in `Core::push`.
+                // Dropped here rather than by `?`, for the reason given in `Core::create`.
                 drop(function);
                 return Err(error);
             }
@@ -1236,7 +1236,7 @@ impl<'e> OpBuilder<'e> {
         let (captured, priority) = self.finish_future(accesses)?;
         // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
         let start = move |call: &Call<'_>| unsafe { start_future::<A, _, _, _>(call, &captured, priority, None, f) };
-        self.enqueue_finished(location, |_, _| plain(start))
+        self.enqueue_finished(location, |_, _| without_sink(start))
     }
 
     fn enqueue_returning_future<A, F, Fut, R>(
@@ -1282,7 +1282,7 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
         let f = move |call: &Call<'_>| unsafe { call_with::<A>(call, &captured, false, f) };
-        self.enqueue_made(location, accesses, |_, _| plain(f))
+        self.enqueue_made(location, accesses, |_, _| without_sink(f))
     }
 
     #[inline(always)]
@@ -1315,7 +1315,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Enqueues an operation for which `make` creates the job. Inlined, so that the compiler does not build the
-    /// description of a plain operation in memory: it knows the number of accesses, and that no property was set.
+    /// description of a bare operation in memory: it knows the number of accesses, and that no property was set.
     #[inline(always)]
     fn enqueue_made<A: ScopedAccesses, J: Job>(
         mut self,
@@ -1326,41 +1326,41 @@ impl<'e> OpBuilder<'e> {
         if const { !A::KIND.is(Kind::Function) } {
             return self.enqueue(location, accesses, const { flags_of(A::KIND) }, make);
         }
-        if const { is_counted::<A>() } && self.is_plain && self.owned.entries.is_empty() {
+        if const { is_counted::<A>() } && self.is_bare && self.owned.entries.is_empty() {
             let job = make(&self.owned.spec, location);
-            let (core, name) = self.into_plain();
+            let (core, name) = self.into_bare();
             return push_counted(core, name, location, accesses, job);
         }
         accesses.declare(&mut List(&mut self.owned.entries));
-        if self.is_straight() {
+        if self.is_short() {
             let job = make(&self.owned.spec, location);
-            let (core, name, entries) = self.into_straight();
-            return push::push_plain(core, name, location, entries, job);
+            let (core, name, entries) = self.into_short();
+            return push::push_short(core, name, location, entries, job);
         }
         self.enqueue(location, &(), 0, make)
     }
 
-    /// Whether [`push_plain`](push::push_plain) may push the operation, whose accesses have been declared.
+    /// Whether [`push_short`](push::push_short) may push the operation, whose accesses have been declared.
     #[inline(always)]
-    fn is_straight(&self) -> bool {
-        debug_assert!(!self.is_plain || !self.has_more && self.owned.spec.is_plain());
-        self.is_plain && self.owned.entries.len() <= INLINE_ACCESSES
+    fn is_short(&self) -> bool {
+        debug_assert!(!self.is_bare || !self.has_more && self.owned.spec.is_bare());
+        self.is_bare && self.owned.entries.len() <= INLINE_ACCESSES
     }
 
-    /// Returns what [`push_plain`](push::push_plain) needs of the description. The rest owns no memory, so nothing is
+    /// Returns what [`push_short`](push::push_short) needs of the description. The rest owns no memory, so nothing is
     /// left to drop if the push panics. Otherwise, the description would have to be in memory.
     #[inline(always)]
-    fn into_straight(self) -> (&'e Arc<Core>, &'static str, Entries) {
+    fn into_short(self) -> (&'e Arc<Core>, &'static str, Entries) {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is neither used nor dropped after this call.
         let entries = unsafe { ptr::read(&raw const *this.owned.entries) };
         (this.core, this.owned.spec.name.as_static().unwrap_or_default(), entries)
     }
 
-    /// [`into_straight`](Self::into_straight) for a plain description without accesses.
+    /// [`into_short`](Self::into_short) for a bare description without accesses.
     #[inline(always)]
-    fn into_plain(self) -> (&'e Arc<Core>, &'static str) {
-        debug_assert!(!self.has_more && self.owned.spec.is_plain() && self.owned.entries.is_empty());
+    fn into_bare(self) -> (&'e Arc<Core>, &'static str) {
+        debug_assert!(!self.has_more && self.owned.spec.is_bare() && self.owned.entries.is_empty());
         // There is nothing to drop, and a drop would be compiled into code for a panic in the push.
         let this = ManuallyDrop::new(self);
         (this.core, this.owned.spec.name.as_static().unwrap_or_default())
@@ -1376,7 +1376,7 @@ impl<'e> OpBuilder<'e> {
         flags: u16,
         make: impl FnOnce(&Spec, &'static Location<'static>) -> J,
     ) -> Result<(), PushError> {
-        let finished = if flags & flag::DEVICE != 0 && self.device == Device::Cpu {
+        let finished = if flags & flag::STREAM != 0 && self.device == Device::Cpu {
             Err(PushError::Unfit(Misfit::NotOnDevice))
         } else {
             self.finish(accesses, flags)
@@ -1384,7 +1384,7 @@ impl<'e> OpBuilder<'e> {
         match finished {
             Ok(()) => self.enqueue_finished(location, make),
             Err(error) => {
-                // Dropped here, for the reason given in `Core::push`.
+                // Dropped here, for the reason given in `Core::create`.
                 drop(make);
                 Err(error)
             }
@@ -1410,7 +1410,7 @@ impl<'e> OpBuilder<'e> {
     #[cold]
     fn enqueue_limited(&mut self, location: &'static Location<'static>, job: ErasedJob) -> Result<(), PushError> {
         let flags = self.owned.spec.flags;
-        let refused = if flags & flag::PARENT != 0 && flags & (flag::DEVICE | flag::ON_DEVICE) != 0 {
+        let refused = if flags & flag::PARENT != 0 && flags & (flag::STREAM | flag::GPU_LANE) != 0 {
             Some(PushError::Unfit(Misfit::Family))
         } else if self.is_orphan {
             Some(PushError::Unfit(Misfit::NotAParent))
@@ -1418,7 +1418,7 @@ impl<'e> OpBuilder<'e> {
             None
         };
         if let Some(error) = refused {
-            // Dropped here, for the reason given in `Core::push`.
+            // Dropped here, for the reason given in `Core::create`.
             drop(job);
             return Err(error);
         }
@@ -1460,7 +1460,7 @@ pub(super) fn unless_refused<T>(made: T, pushed: Result<(), PushError>) -> Resul
     match pushed {
         Ok(()) => Ok(made),
         Err(error) => {
-            // Dropped here, for the reason given in `Core::push`.
+            // Dropped here, for the reason given in `Core::create`.
             drop(made);
             Err(error)
         }
@@ -1472,7 +1472,7 @@ const fn is_counted<A: ScopedAccesses>() -> bool {
     matches!(A::COUNT, Some(0..=INLINE_ACCESSES))
 }
 
-/// [`push_plain`](push::push_plain) for an operation whose number of accesses is determined by their type. Such a push
+/// [`push_short`](push::push_short) for an operation whose number of accesses is determined by their type. Such a push
 /// needs no list of them, which the compiler cannot always keep out of memory.
 #[inline(always)]
 fn push_counted<A: ScopedAccesses, J: Job>(

@@ -15,9 +15,9 @@ use crate::{
     },
     op::{
         frame::Call,
-        job::{self, HandleJob, Out, plain},
+        group_core::GroupCore,
+        job::{self, HandleJob, Out, without_sink},
         limits::Limits,
-        members::GroupCore,
         no_wait::{self, NoWait},
         spec::{Entry, RefKind, Spec},
         task::{ErasedJob, Job, flag},
@@ -34,9 +34,9 @@ struct Inner {
     /// The entries, which have passed `push::check_and_sort`.
     entries: Box<[Entry]>,
     function: OperatorFunction,
-    /// The name, if runs may be pushed by `push::push_plain`: the operator is synchronous, has one access or a few, and
+    /// The name, if runs may be pushed by `push::push_short`: the operator is synchronous, has one access or a few, and
     /// has no property but the name, which owns no memory.
-    plain_name: Option<&'static str>,
+    bare_name: Option<&'static str>,
     /// Whether the priority is fixed, because the property determines it or because the operator is a clean-up.
     fixed_priority: bool,
     /// The group and deadline of each run. Used only with `flag::LIMITED`.
@@ -106,7 +106,7 @@ impl Drop for Owner {
         // The tokens are dropped after this push, on this thread rather than by the pushed operation, so that a later
         // wait for all covers the operations pushed by their drops.
         let pushed =
-            core.push_sorted(&spec, spec.priority, Location::caller(), &[entry], ErasedJob::new(plain(delete)));
+            core.push_sorted(&spec, spec.priority, Location::caller(), &[entry], ErasedJob::new(without_sink(delete)));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 }
@@ -197,10 +197,9 @@ impl Operator {
             // SAFETY: the caller has a handle to each variable.
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
-        let is_short = (1..=INLINE_ACCESSES).contains(&entries.len());
-        let is_plain = is_short && spec.is_plain();
-        let plain_name = if is_plain { spec.name.as_static() } else { None };
-        let inner = Box::new(Inner { core, spec, entries, function, plain_name, fixed_priority, limits });
+        let is_short = (1..=INLINE_ACCESSES).contains(&entries.len()) && spec.is_bare();
+        let bare_name = if is_short { spec.name.as_static() } else { None };
+        let inner = Box::new(Inner { core, spec, entries, function, bare_name, fixed_priority, limits });
         Self(Arc::new(Owner { inner: NonNull::from(Box::leak(inner)), tokens }))
     }
 
@@ -256,21 +255,23 @@ impl Operator {
         location: &'static Location<'static>,
     ) -> Result<(), PushError> {
         let inner = self.inner();
-        if let Some(name) = inner.plain_name.filter(|_| priority == 0 && !ADMITTED) {
+        if let Some(name) = inner.bare_name.filter(|_| priority == 0 && !ADMITTED) {
             let run = Uncounted(self.0.inner);
-            let job = plain(move |call: &Call<'_>| run.get().call(call));
-            return push::push_plain(&inner.core, name, location, &*inner.entries, job);
+            let job = without_sink(move |call: &Call<'_>| run.get().call(call));
+            return push::push_short(&inner.core, name, location, &*inner.entries, job);
         }
         self.check(location)?;
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
         // There are two kinds of jobs, since a job that owns nothing costs less to push and run.
         match self.own() {
             OperatorRef::Uncounted(run) => {
-                self.enqueue::<ADMITTED>(priority, location, plain(move |call: &Call<'_>| run.get().call(call)))
+                self.enqueue::<ADMITTED>(priority, location, without_sink(move |call: &Call<'_>| run.get().call(call)))
             }
-            OperatorRef::Counted(owner) => {
-                self.enqueue::<ADMITTED>(priority, location, plain(move |call: &Call<'_>| owner.get().call(call)))
-            }
+            OperatorRef::Counted(owner) => self.enqueue::<ADMITTED>(
+                priority,
+                location,
+                without_sink(move |call: &Call<'_>| owner.get().call(call)),
+            ),
         }
     }
 
@@ -428,7 +429,7 @@ impl Operator {
                 return Err(error);
             }
         }
-        let is_admitted = ADMITTED || group.is_some() && core.has_limits();
+        let is_admitted = ADMITTED || group.is_some() && core.bounds.are_in_use();
         let spec = &Spec { name: spec.name.clone(), is_admitted, ..*spec };
         if ADMITTED && spec.flags & flag::LIMITED == 0 {
             return core.push_sorted(spec, priority, location, entries, job);

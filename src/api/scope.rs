@@ -29,7 +29,7 @@ use crate::{
     op::{
         cancellable::Handled,
         frame::Call,
-        job::{self, HandleJob, plain},
+        job::{self, HandleJob, without_sink},
         task::ErasedJob,
     },
     sync::{Mutex, lock},
@@ -440,7 +440,7 @@ impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
         }
         let f = unless_refused(f, self.check(location, accesses))?;
         let scope = self.scope;
-        self.enqueue_in_group(location, ErasedJob::new(plain(f)), None, Some(&scope.scoped))
+        self.enqueue_in_group(location, ErasedJob::new(without_sink(f)), None, Some(&scope.scoped))
     }
 
     fn enqueue_returning<A, F, R>(

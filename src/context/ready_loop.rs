@@ -31,7 +31,7 @@ use crate::{
     op::{
         frame::{self, seen},
         no_wait,
-        task::{Cleanup, Task},
+        task::{Remainder, Task},
     },
     sync::thread_static,
     system::stack,
@@ -56,10 +56,10 @@ pub(crate) enum Epilogue {
     CountOut(Ticket),
     /// Program code must run before the operation is counted out: the function's drop, wakers, the drops of values. The
     /// result has been set.
-    CleanUp(Completed),
+    Completed(Completed),
     /// The operation is asynchronous and has started. Program code remains to be run here; the operation ends and is
     /// counted out elsewhere.
-    Started(Hold<Task>, Cleanup),
+    Started(Hold<Task>, Remainder),
     /// Not an epilogue: runs another engine's ready operation, which must not run inside the function of a device
     /// operation and is left to a loop outside that function.
     Other(Box<dyn FnOnce() + Send>),
@@ -97,7 +97,7 @@ pub(crate) struct Completed {
     /// Failures that the operation has cleared or that other failures have replaced. They are dropped in the epilogue.
     pub(crate) ended: Vec<OpError>,
     pub(crate) function: FnState,
-    pub(crate) cleanup: Cleanup,
+    pub(crate) remainder: Remainder,
 }
 
 /// A loop that runs ready operations on this thread.

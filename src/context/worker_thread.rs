@@ -29,7 +29,8 @@ pub(super) type Main = fn(Arc<Core>, usize, BoxedWorker<Task>) -> Ended;
 pub(crate) enum Duty {
     /// The thread runs workers. Another thread that takes over this one's worker runs this main function.
     Workers(Main),
-    /// The thread serves a GPU lane, and never has a worker.
+    /// The thread serves a GPU lane. The lane's worker stays outside [`WorkerThread::worker`], so that nothing here
+    /// schedules on it or hands it over.
     Device,
 }
 
@@ -222,12 +223,13 @@ impl WorkerThread {
 /// Schedules a ready operation on the workers of its lane.
 pub(crate) fn schedule(core: &Core, op: OpRef<Task>) {
     let lane = core.threads().lane(op.task().lane);
-    if serves(lane) { push_local(op) } else { lane.inject_from_outside(op) }
+    if serves(lane) { schedule_here(op) } else { lane.inject_from_outside(op) }
 }
 
-/// Schedules a ready operation on the worker of the calling thread, which serves the operation's lane.
+/// Schedules a ready operation on the worker of the calling thread, which serves the operation's lane: in the slot
+/// between two operations, and in the deque inside one.
 #[inline(never)]
-fn push_local(op: OpRef<Task>) {
+fn schedule_here(op: OpRef<Task>) {
     with_current(|thread| {
         let between = !frame::in_program();
         let _in_use = thread.use_deque();
@@ -467,10 +469,11 @@ pub(crate) fn is_without_worker() -> bool {
 /// worker](crate::wait::regain), as a function does after waiting.
 pub(crate) fn begin_code() -> bool {
     let begin = |thread: &WorkerThread| {
-        let is_bare = matches!(thread.duty, Duty::Workers(_)) && thread.worker().is_none() && !thread.gave_away.get();
-        let begins = is_bare && thread.core.has_workers() && thread.core.threads().aside().code_begins();
+        let lacks_worker =
+            matches!(thread.duty, Duty::Workers(_)) && thread.worker().is_none() && !thread.gave_away.get();
+        let begins = lacks_worker && thread.core.has_workers() && thread.core.threads().aside().code_begins();
         if begins {
-            if thread.core.has_limits() {
+            if thread.core.bounds.are_in_use() {
                 running::begin_running(&thread.core);
             }
             thread.gave_away.set(true);
@@ -507,7 +510,7 @@ pub(crate) fn yield_worker() -> Result<(), WaitError> {
         let core = Arc::clone(&thread.core);
         // The thread is counted in `running` before other threads can see the worker idle, and stays counted until the
         // operation ends or the thread has a worker again.
-        let counted = core.has_limits() && running::begin_running(&core);
+        let counted = core.bounds.are_in_use() && running::begin_running(&core);
         // Recorded before another thread receives the worker.
         thread.core.record_wait();
         let given = thread.core.threads().give_away(worker, move |number, worker| main(core, number, worker));

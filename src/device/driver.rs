@@ -165,8 +165,8 @@ pub(crate) trait Stream: Send {
     /// Makes all later commands of the stream wait for `event`, on the device. The host does not wait.
     fn wait(&mut self, event: &DeviceEvent) -> Result<(), DeviceError>;
 
-    /// Puts a mark behind all commands so far: [`passed`](Self::passed) returns at least `seq` once they are done. Each
-    /// `seq` must be greater than the last.
+    /// Puts a mark behind all commands so far, a point whose passing the device reports to the host:
+    /// [`passed`](Self::passed) returns at least `seq` once they are done. Each `seq` must be greater than the last.
     fn mark(&mut self, seq: u64) -> Result<(), DeviceError>;
 
     /// Returns the number of the last mark that the stream has passed, or 0 before the first. This call is cheap.

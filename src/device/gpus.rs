@@ -16,11 +16,23 @@ use crate::{
     values::{device::Device, kind::EngineKind},
 };
 
-/// The number of the first device lane among an engine's lanes.
+/// The number of the first GPU lane among an engine's lanes. These have numbers of type `u8`, the CPU's lanes first.
+/// Where only GPU lanes are meant, they are counted from zero, in a `usize`: see [`gpu_lane`] and [`lane_number`].
 pub(crate) const FIRST_LANE: u8 = 4;
 
 /// The maximum number of GPUs in an engine.
 pub(crate) const MAX_GPUS: usize = (u8::MAX as usize - FIRST_LANE as usize) / LANES_PER_GPU;
+
+/// Returns the number among the GPU lanes of the engine's lane `lane`, unless that is a lane of the CPU.
+pub(crate) fn gpu_lane(lane: u8) -> Option<usize> {
+    lane.checked_sub(FIRST_LANE).map(usize::from)
+}
+
+/// Returns the number among the engine's lanes of GPU lane `gpu_lane`.
+pub(crate) fn lane_number(gpu_lane: usize) -> u8 {
+    // The number fits: there are at most `MAX_GPUS` GPUs.
+    FIRST_LANE + gpu_lane as u8
+}
 
 /// The GPUs of an engine.
 pub(crate) struct Gpus<T> {
@@ -57,6 +69,7 @@ pub(crate) struct GpuLane<T> {
 }
 
 /// The role and the name of each lane of a GPU in an engine of the kind [`PerDevice`](EngineKind::PerDevice).
+/// `gpu::route` knows the lanes by their positions.
 const LANE_ROLES: [(StreamRole, &str); LANES_PER_GPU] = [
     (StreamRole::CopyIn, "copy-in"),
     (StreamRole::CopyOut, "copy-out"),
@@ -107,19 +120,14 @@ impl<T> Gpus<T> {
         &self.lanes
     }
 
-    /// Returns the number of the device lane whose worker is `worker`, among all lanes of the engine.
+    /// Returns the number, among the engine's lanes, of the GPU lane whose worker is `worker`.
     pub(crate) fn lane_of(&self, worker: &Worker<T>) -> Option<u8> {
-        let number = self.lanes.iter().position(|lane| Arc::ptr_eq(&lane.lane, worker.lane()))?;
-        // The number fits: there are at most `MAX_GPUS` GPUs.
-        Some(FIRST_LANE + number as u8)
+        self.lanes.iter().position(|lane| Arc::ptr_eq(&lane.lane, worker.lane())).map(lane_number)
     }
 
-    /// Returns the device on which operations of `lane` run.
+    /// Returns the device on which operations of the engine's lane `lane` run.
     pub(crate) fn device_of(&self, lane: u8) -> Device {
-        match lane.checked_sub(FIRST_LANE) {
-            Some(number) => Device::Gpu(u32::from(number) / self.lanes_each as u32),
-            None => Device::Cpu,
-        }
+        gpu_lane(lane).map_or(Device::Cpu, |gpu_lane| Device::Gpu((gpu_lane / self.lanes_each) as u32))
     }
 
     /// Returns whether the engine has no GPU.
@@ -128,15 +136,15 @@ impl<T> Gpus<T> {
         self.gpus.is_empty()
     }
 
-    /// Schedules `op` on its own lane, number `lane` among the engine's lanes.
-    pub(crate) fn schedule(&self, lane: u8, op: OpRef<T>) {
-        self.lanes[usize::from(lane - FIRST_LANE)].lane.inject(op);
+    /// Schedules `op` on its own lane, GPU lane `gpu_lane`.
+    pub(crate) fn schedule(&self, gpu_lane: usize, op: OpRef<T>) {
+        self.lanes[gpu_lane].lane.inject(op);
     }
 
-    /// Sends `op` to device lane `number`, which has issued operations for which `op` waits. The lane takes `op` ahead
+    /// Sends `op` to GPU lane `gpu_lane`, which has issued operations for which `op` waits. The lane takes `op` ahead
     /// of the unissued operations in lower priority bands, none of which `op` depends on.
-    pub(crate) fn send(&self, number: usize, op: OpRef<T>) {
-        self.lanes[number].lane.inject_first(op);
+    pub(crate) fn send(&self, gpu_lane: usize, op: OpRef<T>) {
+        self.lanes[gpu_lane].lane.inject_first(op);
     }
 
     /// Returns why `gpu` is lost, if it is.

@@ -4,10 +4,10 @@
 //! [`Stream`](driver::Stream): a queue of commands that the device executes without the host. There are two drivers:
 //! [`simulated`], which needs no hardware, and `cuda`, in builds with the feature `cuda`.
 //!
-//! The folder is no crate, but has one public face, [`gpu`](crate::gpu): drivers use the atomics, locks and fork marks
-//! of `sync`, which models replace, so these would have to be crates, too. The engine also uses some fifty items that
-//! no program may see, such as [`Stream::copy`](driver::Stream::copy), whose safety conditions only the engine can
-//! meet.
+//! What a program may use of this folder is in [`gpu`](crate::gpu). The folder is not a crate of its own, for two
+//! reasons. Its drivers use `sync`, which models replace, so `sync` would have to be a crate as well. And the engine
+//! uses some fifty items that no program may see, such as [`Stream::copy`](driver::Stream::copy), whose safety
+//! conditions only the engine can meet.
 //!
 //! # Who may touch what
 //!
@@ -35,12 +35,12 @@
 //! what a lost GPU may still do.
 
 mod block_pool;
-pub(crate) mod callback;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 pub(crate) mod driver;
 pub(crate) mod gpus;
 pub(crate) mod memory;
+pub(crate) mod running_kernel;
 pub mod simulated;
 pub(crate) mod stream;
 pub(crate) mod timeline;

@@ -1,4 +1,4 @@
-//! The engine to which handles refer. The other modules in this folder implement its pushes, runs, waits and shutdowns.
+//! The engine to which handles refer. The other modules in this folder implement its pushes, runs, stops and shutdowns.
 //!
 //! # States
 //!
@@ -46,8 +46,8 @@ pub(crate) mod phase {
     pub(crate) const OPEN: u8 = 0;
     /// Any thread may push, except inside an observer.
     pub(crate) const OBSERVED: u8 = 1;
-    /// Any thread may push, except inside an observer. The engine has a limit, and holds back pushes from outside while
-    /// it is full.
+    /// Any thread may push, except inside an observer. The engine has a limit on pending operations, and holds back
+    /// pushes from outside while it is full. (Groups have limits in any phase.)
     pub(crate) const BOUNDED: u8 = 2;
     /// Only this engine's operations and the engine itself may push. Children may be pushed on any thread.
     pub(crate) const DRAINING: u8 = 3;
@@ -62,8 +62,8 @@ pub(crate) mod phase {
     pub(crate) const FORKED: u8 = 6;
 }
 
-/// Starts a thread to serve the GPU lane with this number, and gives it the lane's worker. If the thread cannot be
-/// started, returns the error and, if it still exists, the worker.
+/// Starts a thread to serve the engine's lane with this number, a GPU lane, with the lane's worker. If the thread
+/// cannot be started, returns the error and, if it still exists, the worker.
 pub(crate) type ServeLane = fn(&Arc<Core>, u8, BoxedWorker<Task>) -> Result<(), (io::Error, Option<BoxedWorker<Task>>)>;
 
 /// The engine.
@@ -71,9 +71,9 @@ pub(crate) struct Core {
     pub(crate) kind: EngineKind,
     /// Whether the engine has a limit on pending operations.
     pub(super) is_bounded: bool,
-    /// Whether [`push_plain`](crate::engine::push::push_plain) may push to the engine itself: the engine has workers,
-    /// but no GPU, no limit of its own and no observer, and it does not shuffle.
-    pub(crate) is_straight: bool,
+    /// Whether operations may be pushed on the [short way](crate::engine::push): the engine has workers, but no GPU, no
+    /// limit of its own and no observer, and it does not shuffle.
+    pub(crate) has_short_way: bool,
     /// Whether the engine records, and does nothing else with operations that engines without a recording do not do: it
     /// has no observer and does not shuffle.
     pub(crate) only_records: bool,
@@ -174,10 +174,10 @@ impl Core {
             (None, _) => phase::OPEN,
         };
         let only_records = recording.as_deref().is_some_and(Recording::only_records) && shuffler.is_none();
-        let is_plain = limit.is_none() && shuffler.is_none() && (recording.is_none() || only_records);
+        let does_more = limit.is_some() || shuffler.is_some() || recording.is_some() && !only_records;
         let core = Self {
             kind,
-            is_straight: is_plain && kind != EngineKind::Naive && gpus.is_empty(),
+            has_short_way: kind != EngineKind::Naive && gpus.is_empty() && !does_more,
             only_records,
             is_bounded: limit.is_some(),
             phase: CachePadded::new(AtomicU8::new(phase)),
@@ -283,14 +283,15 @@ impl Core {
         ptr::from_ref(self).addr()
     }
 
-    /// Returns the mark of this engine's pending operations whose functions have not been called.
+    /// Returns the [mark](crate::tracker::Op::mark) on the records of this engine's pending operations whose functions
+    /// have not been called.
     #[inline]
     pub(crate) fn mark(&self) -> *mut () {
         ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// Returns the mark of this engine's pending operations whose functions have been called. The mark is an address at
-    /// which there is no record.
+    /// Returns the mark on the records of this engine's pending operations whose functions have been called. The mark
+    /// is an address at which there is no record.
     #[inline]
     pub(crate) fn started_mark(&self) -> *mut () {
         self.mark().wrapping_byte_add(1)
@@ -309,16 +310,12 @@ impl Core {
         self.kind != EngineKind::Naive && !self.is_closed()
     }
 
-    /// Whether the engine or one of its groups may have a limit.
-    pub(crate) fn has_limits(&self) -> bool {
-        self.bounds.are_in_use()
-    }
-
     /// Returns the seed, if this engine shuffles.
     pub(crate) fn shuffle_seed(&self) -> Option<u64> {
         self.shuffler().map(|shuffler| shuffler.seed())
     }
 
+    /// Whether no shutdown has begun: the engine is `OPEN`, `OBSERVED` or `BOUNDED`.
     pub(crate) fn is_open(&self) -> bool {
         // Relaxed: a snapshot.
         self.phase.load(Relaxed) <= phase::BOUNDED

@@ -27,14 +27,14 @@ use crate::{
         ready_loop::{self, Epilogue, ReadyLoop},
         worker_thread,
     },
-    device::gpus::FIRST_LANE,
+    device::gpus,
     engine::{core::Core, on_device, run, shuffle},
     group::room,
     notify::pending::Ticket,
     observe::record::{self, NoRecording, RunRecording},
     op::{
         frame::Call,
-        job::plain,
+        job::without_sink,
         no_wait,
         spec::Spec,
         task::{ErasedJob, Task, flag},
@@ -68,9 +68,9 @@ impl Core {
         schedule_with(self, op, |op| worker_thread::schedule(self, op));
     }
 
-    /// Records that an operation has become ready and schedules it on its lane.
+    /// Records that an operation has become ready, if its events are recorded, and schedules it on its lane.
     #[inline(never)]
-    pub(crate) fn schedule_recorded(self: &Arc<Self>, op: OpRef<Task>) {
+    pub(crate) fn record_and_schedule(self: &Arc<Self>, op: OpRef<Task>) {
         record::ready(self, &op);
         schedule(self, op);
     }
@@ -88,8 +88,8 @@ impl Core {
     }
 
     /// Schedules the operations in `ready` on an engine that has workers, and returns those that must [run
-    /// here](run_here). Plain operations of an engine without GPUs go through `schedule`, a function that is
-    /// equivalent to [`worker_thread::schedule`] on this thread.
+    /// here](run_here). Operations without these flags go through `schedule` on an engine without GPUs: a function that
+    /// is equivalent to [`worker_thread::schedule`] on this thread.
     #[inline(always)]
     pub(super) fn schedule_ready(
         self: &Arc<Self>,
@@ -147,11 +147,11 @@ impl Core {
     #[cold]
     pub(crate) fn hand_over(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
         let spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);
-        let tell = move |cx: &Call<'_>| {
-            f(cx.core());
+        let tell = move |call: &Call<'_>| {
+            f(call.core());
             Ok(())
         };
-        let pushed = self.push(&spec, Location::caller(), &mut [], ErasedJob::new(plain(tell)));
+        let pushed = self.push(&spec, Location::caller(), &mut [], ErasedJob::new(without_sink(tell)));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 
@@ -208,10 +208,10 @@ fn schedule_with(core: &Arc<Core>, op: OpRef<Task>, schedule: impl Fn(OpRef<Task
 /// this. GPU commands issued later are not dependencies of the operation.
 #[cold]
 fn schedule_beside_gpus(core: &Arc<Core>, op: OpRef<Task>) {
-    if op.task().lane >= FIRST_LANE {
-        core.gpus.schedule(op.task().lane, op);
-    } else if let Some(lane) = on_device::pending(core, &op, Device::Cpu) {
-        on_device::send(core, lane, op);
+    if let Some(gpu_lane) = gpus::gpu_lane(op.task().lane) {
+        core.gpus.schedule(gpu_lane, op);
+    } else if let Some(gpu_lane) = on_device::pending(core, &op, Device::Cpu) {
+        on_device::send(core, gpu_lane, op);
     } else {
         if !removed(engine_step::END_WAITING_FOR_DEVICES) {
             op.task().end_waiting_for_devices();
@@ -232,7 +232,7 @@ fn schedule_rest(core: &Arc<Core>, first: OpRef<Task>, ready: &mut ReadyList<Tas
         } else if op.task().has(flag::INLINE) {
             here.push(op);
         } else {
-            core.schedule_recorded(op);
+            core.record_and_schedule(op);
         }
         next = ready.pop();
     }
@@ -294,7 +294,7 @@ fn run_nested(
 /// Schedules an operation on the workers, or leaves it to `ready_loop` if the engine has no workers.
 fn leave_operation(core: &Arc<Core>, ready_loop: &ReadyLoop, op: OpRef<Task>) {
     if core.has_workers() {
-        core.schedule_recorded(op);
+        core.record_and_schedule(op);
     } else if no_wait::in_device_function() {
         put_off(core, ready_loop, op);
     } else {

@@ -138,7 +138,7 @@ mod imp {
     use super::Slots;
     use crate::{
         context::{ready_loop, worker_thread},
-        device::callback,
+        device::running_kernel,
         engine::core::Core,
         memory::{epoch, records},
         op::frame,
@@ -188,7 +188,7 @@ mod imp {
         worker_thread::leave_engine();
         frame::leave_all();
         ready_loop::leave_all();
-        callback::leave_kernel();
+        running_kernel::leave_kernel();
         ENGINES.each(|core| {
             // The engine is never dropped here: its drop may take locks, and would detach threads that do not exist in
             // the child and whose ids may be reused. SAFETY: the pointer is from an `Arc`, and the engine's drop

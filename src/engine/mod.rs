@@ -1,11 +1,12 @@
 //! The engine: operations are pushed, dispatched, run and completed, and an engine is shut down, stopped and forked.
 //!
-//! This room owns the order of these steps, and [`core`], the engine behind its handles. It may name every room except
-//! `future`, which it serves like a program.
+//! This layer owns the order of these steps, and [`core`], the engine behind its handles. It may name every lower
+//! layer.
 //!
-//! The methods of `Core` are what the rooms below may ask of the engine, so they may name `core` and no other file of
-//! this room. They are implemented in the file of the step that they begin, such as [`push`]. What only this room and
-//! the layers above it call is a function, such as [`shutdown::begin`].
+//! The methods of `Core` are what some lower layers may ask of the engine (`observe`, `group`, `wait`, `context` and
+//! `op`), so these may name `core` and no other file here. The methods are implemented in the file of the step that
+//! they begin, such as [`push`]. What only this layer and those above it call is a function, such as
+//! [`shutdown::begin`].
 
 pub(crate) mod core;
 mod dispatch;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::{
     context::ready_loop::{Epilogue, FnState},
     device::{
-        gpus::FIRST_LANE,
+        gpus::lane_number,
         stream::{FunctionEnd, GpuStream},
     },
     engine::{
@@ -64,7 +64,7 @@ pub(crate) fn pending(core: &Core, op: &Op<Task>, at: Device) -> Option<usize> {
         }
         // On the operation's own GPU, stream order suffices, unless the host reads or writes the value.
         let on_stream = follows(core, op, cell, at);
-        let counts = |lane: usize| lane >= from && !(on_stream && core.gpus.device_of(FIRST_LANE + lane as u8) == at);
+        let counts = |lane: usize| lane >= from && !(on_stream && core.gpus.device_of(lane_number(lane)) == at);
         let lane = core.lane_before(cell, access.mode(), counts);
         if lane.is_none() && !on_stream && access.mode().is_write() {
             // SAFETY: the operation is ready and mutates the variable, so it holds the variable for writing. This
@@ -85,18 +85,18 @@ pub(crate) fn pending(core: &Core, op: &Op<Task>, at: Device) -> Option<usize> {
 pub(crate) fn follows(core: &Core, op: &Op<Task>, cell: &VarCell, at: Device) -> bool {
     let task = op.task();
     let host_uses_value = cell.is_host_value() && !task.has(flag::COPY);
-    task.has(flag::DEVICE) && core.gpus.device_of(task.lane) == at && !host_uses_value
+    task.has(flag::STREAM) && core.gpus.device_of(task.lane) == at && !host_uses_value
 }
 
-/// Sends `op` to device lane `number`, which has issued operations that `op` waits for.
-pub(crate) fn send(core: &Arc<Core>, number: usize, op: OpRef<Task>) {
-    core.gpus.send(number, op);
+/// Sends `op` to GPU lane `gpu_lane`, which has issued operations that `op` waits for.
+pub(crate) fn send(core: &Arc<Core>, gpu_lane: usize, op: OpRef<Task>) {
+    core.gpus.send(gpu_lane, op);
     // Before the send, these operations may have completed and a [stop](super::stop) may have laid the lane's worker
     // aside. If so, the lane is given a thread that only sends `op` on.
-    let (lane, aside) = (&core.gpus.lanes()[number].lane, core.threads.aside());
+    let (lane, aside) = (&core.gpus.lanes()[gpu_lane].lane, core.threads.aside());
     if let Some(worker) = aside.take_one(|worker| Arc::ptr_eq(worker.lane(), lane)) {
         // A worker whose thread cannot be started stays laid aside.
-        if let Err((_, worker)) = (core.serve_lane)(core, FIRST_LANE + number as u8, worker) {
+        if let Err((_, worker)) = (core.serve_lane)(core, lane_number(gpu_lane), worker) {
             aside.put_back(Vec::from_iter(worker));
         }
     }

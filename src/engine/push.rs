@@ -2,20 +2,25 @@
 //!
 //! [`Core::push`] takes these steps:
 //!
-//! 1. [`check_and_sort`]: the push is refused unless every variable belongs to this engine and is
-//!    not deleted, or if the function would receive two references to a value, one of them mutable. The accesses are
-//!    sorted by variable, and accesses to the same variable are merged.
-//! 2. [`begin`]: the operation is counted as pending and receives a record, if the engine
-//!    accepts it.
+//! 1. [`check_and_sort`]: the push is refused unless every variable belongs to this engine and is not deleted. The
+//!    accesses are sorted by variable, and accesses to the same variable are merged. The push is refused if the
+//!    function would then receive two references to a value, one of them mutable.
+//! 2. [`begin`]: the operation is counted as pending and receives a record, if the engine accepts it.
 //! 3. [`Task::fill_erased`]: the job, which contains the function, is moved into the record.
 //! 4. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation
 //!    is ready, it is [dispatched](Core::dispatch).
 //!
-//! No step depends on the function's type, so all of them are compiled once. Operations with no property but a
-//! name and perhaps a handle go a shorter way, for which the number of accesses is known at compile time: with one access
-//! or none, a single function performs all steps ([`push_sole`], [`push_free`]); with
-//! two to four accesses, all steps but the third are in a function for that number ([`push_few`]). These
-//! functions leave everything unusual to [`push`](Core::push).
+//! No step depends on the function's type, so all of them are compiled once.
+//!
+//! # The short way
+//!
+//! A [bare](Spec::is_bare) operation, with or without a handle, goes a shorter way if it has at most
+//! [`INLINE_ACCESSES`] accesses and the engine [has this way](Core::has_short_way): [`push_short`], or one of the
+//! functions behind it if the type of the accesses determines their number. With one access or none, a single function,
+//! compiled for the job's type, takes all steps ([`push_sole`], [`push_free`]). With more, [`push_few`] leaves all
+//! steps to a function for that number of accesses, which moves jobs of any type ([`push_few_untyped`]). A ready
+//! operation is not dispatched but scheduled ([`schedule_pushed`]), since neither it nor the engine is special. These
+//! functions leave everything unusual, including two accesses to one variable, to [`push`](Core::push).
 
 use std::{array, iter, mem::ManuallyDrop, ops::Deref, panic::Location, slice, sync::Arc};
 
@@ -163,11 +168,11 @@ impl Core {
     }
 }
 
-/// [`push`](Core::push) for an operation with up to [`INLINE_ACCESSES`] accesses, no properties except a name and no
-/// limits. Takes the way for the number of accesses. Inlined, since the caller may know
-/// this number; the entries are dropped before the push, so that they need not be in memory.
+/// [`push`](Core::push) for a bare operation with up to [`INLINE_ACCESSES`] accesses. Takes the way for their number.
+/// Inlined, since the caller may know this number; the entries are dropped before the push, so that they need not be in
+/// memory.
 #[inline(always)]
-pub(crate) fn push_plain<J: Job>(
+pub(crate) fn push_short<J: Job>(
     core: &Arc<Core>,
     name: &'static str,
     location: &'static Location<'static>,
@@ -196,8 +201,8 @@ pub(crate) fn push_plain<J: Job>(
     }
 }
 
-/// [`push`](Core::push) for an operation with one access, no properties except a name, compiled as one function because
-/// such operations are the most frequent.
+/// [`push`](Core::push) for a bare operation with one access, compiled as one function because such operations are the
+/// most frequent.
 #[inline(never)]
 pub(crate) fn push_sole<J: Job>(
     core: &Arc<Core>,
@@ -208,11 +213,11 @@ pub(crate) fn push_sole<J: Job>(
 ) -> Result<(), PushError> {
     // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
     let queue = unsafe { entry.cell.as_ref() }.queue();
-    if !core.is_straight || queue.owner() != core.tag() || queue.is_closed() {
+    if !core.has_short_way || queue.owner() != core.tag() || queue.is_closed() {
         return push_slowly(core, name, location, slice::from_mut(&mut entry), ErasedJob::new(job));
     }
     queue.prefetch();
-    let Some(ticket) = enter_if_open(core) else {
+    let Some(ticket) = enter_if_unrestricted(core) else {
         return push_slowly(core, name, location, slice::from_mut(&mut entry), ErasedJob::new(job));
     };
     let init = init_task(ticket, name, location, job);
@@ -221,7 +226,7 @@ pub(crate) fn push_sole<J: Job>(
     // fills the task. The iterator reports its exact length.
     let op = unsafe { OpRef::new_with(init, DEFAULT_BAND, false, access) };
     if core.only_records {
-        record::plain_push(core, &op, name, location, &[entry]);
+        record::push_short(core, &op, name, location, &[entry]);
     }
     op.mark(core.mark());
     let pushed = tracker::push_sole(op);
@@ -231,8 +236,7 @@ pub(crate) fn push_sole<J: Job>(
     if pushed.rejected { Err(Rejected.into_error(&Name::from(name), location, &[entry])) } else { Ok(()) }
 }
 
-/// [`push`](Core::push) for an operation with `N` accesses, from two to [`INLINE_ACCESSES`], no properties except a
-/// name, and no limits.
+/// [`push`](Core::push) for a bare operation with `N` accesses, from two to [`INLINE_ACCESSES`].
 #[inline]
 pub(crate) fn push_few<const N: usize, J: Job>(
     core: &Arc<Core>,
@@ -243,18 +247,17 @@ pub(crate) fn push_few<const N: usize, J: Job>(
 ) -> Result<(), PushError> {
     let mut job = ManuallyDrop::new(job);
     let erased = (Task::fill_job::<J> as FillJob, (&raw mut job).cast());
-    // SAFETY: (1): the pointer is to the job, which is not used again unless the push is refused.
-    match unsafe { push_erased(core, name, location, &entries, erased) } {
+    // SAFETY: (1): the pointer is to the job, which is not used again unless nothing was pushed.
+    match unsafe { push_few_untyped(core, name, location, &entries, erased) } {
         FewPushed::Accepted => Ok(()),
         FewPushed::Rejected => Err(Rejected.into_error(&Name::from(name), location, &entries)),
-        FewPushed::Refused => {
+        FewPushed::NotPushed => {
             push_slowly(core, name, location, &mut entries, ErasedJob::new(ManuallyDrop::into_inner(job)))
         }
     }
 }
 
-/// [`push`](Core::push) for an operation with no accesses, no properties except a name. The operation enters no queue,
-/// so it is ready.
+/// [`push`](Core::push) for a bare operation without accesses. It waits for no variable, so it is ready.
 #[inline(never)]
 pub(crate) fn push_free<J: Job>(
     core: &Arc<Core>,
@@ -262,46 +265,46 @@ pub(crate) fn push_free<J: Job>(
     location: &'static Location<'static>,
     job: J,
 ) -> Result<(), PushError> {
-    if !core.is_straight {
+    if !core.has_short_way {
         return push_slowly(core, name, location, &mut [], ErasedJob::new(job));
     }
-    let Some(ticket) = enter_if_open(core) else {
+    let Some(ticket) = enter_if_unrestricted(core) else {
         return push_slowly(core, name, location, &mut [], ErasedJob::new(job));
     };
     let init = init_task(ticket, name, location, job);
     // SAFETY: there are no variables. `init` begins and fills the task. The iterator reports its exact length.
     let op = unsafe { OpRef::new_with(init, DEFAULT_BAND, false, iter::empty()) };
     if core.only_records {
-        record::plain_push(core, &op, name, location, &[]);
+        record::push_short(core, &op, name, location, &[]);
     }
     op.mark(core.mark());
     schedule_pushed(core, op, J::REPORTS);
     Ok(())
 }
 
-/// [`push_few`], for a job of any type. The job is a function that moves it into a task, and its
-/// address.
+/// [`push_few`], compiled once for all types of jobs. The job is passed as its address, with a function that moves it
+/// into a task.
 ///
 /// # Safety
 /// 1. The function is [`Task::fill_job`] for the type of the job at the address. Unless this returns
-///    [`FewPushed::Refused`], the job has been moved, and the caller does not use it again.
+///    [`FewPushed::NotPushed`], the job has been moved, and the caller does not use it again.
 #[inline(never)]
-unsafe fn push_erased<const N: usize>(
+unsafe fn push_few_untyped<const N: usize>(
     core: &Arc<Core>,
     name: &'static str,
     location: &'static Location<'static>,
     entries: &[Entry; N],
     (fill_job, job): (FillJob, *mut ()),
 ) -> FewPushed {
-    if !core.is_straight {
-        return FewPushed::Refused;
+    if !core.has_short_way {
+        return FewPushed::NotPushed;
     }
     let mut ids = [0; N];
     for (id, entry) in ids.iter_mut().zip(entries) {
         // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
         let queue = unsafe { entry.cell.as_ref() }.queue();
         if queue.owner() != core.tag() || queue.is_closed() {
-            return FewPushed::Refused;
+            return FewPushed::NotPushed;
         }
         queue.prefetch();
         *id = queue.id();
@@ -314,7 +317,7 @@ unsafe fn push_erased<const N: usize>(
         for later in 1..N {
             for earlier in 0..later {
                 if ids[earlier] == ids[later] {
-                    return FewPushed::Refused;
+                    return FewPushed::NotPushed;
                 }
                 let is_smaller = u32::from(ids[earlier] < ids[later]);
                 places[later] += is_smaller;
@@ -322,7 +325,7 @@ unsafe fn push_erased<const N: usize>(
             }
         }
     }
-    let Some(ticket) = enter_if_open(core) else { return FewPushed::Refused };
+    let Some(ticket) = enter_if_unrestricted(core) else { return FewPushed::NotPushed };
     let access = |at: usize| (places[at], VarCell::queue_ptr(entries[at].cell), entries[at].mode);
     // SAFETY: the creator of the entries keeps handles to their variables until the push returns. The task is
     // filled below. Since the ids are distinct, so are the places, which are below `N`.
@@ -335,7 +338,7 @@ unsafe fn push_erased<const N: usize>(
     // SAFETY: the task was begun, and no other thread knows it yet. By (1) there is such a job at the address.
     unsafe { fill_job(task, job) };
     if core.only_records {
-        record::plain_push(core, &op, name, location, entries);
+        record::push_short(core, &op, name, location, entries);
     }
     op.mark(core.mark());
     let pushed = tracker::push(op);
@@ -364,9 +367,10 @@ fn publish_and_schedule(core: &Arc<Core>, op: OpRef<Task>) {
     worker_thread::schedule(core, op);
 }
 
-/// Counts an operation as pending if the engine is open. In any other phase, [`push`](Core::push) must decide.
+/// Counts an operation as pending if the engine is in its phase `OPEN`, in which any thread may push. In any other
+/// phase, [`push`](Core::push) must decide.
 #[inline(always)]
-fn enter_if_open(core: &Arc<Core>) -> Option<Ticket> {
+fn enter_if_unrestricted(core: &Arc<Core>) -> Option<Ticket> {
     let ticket = core.pending.enter();
     // Relaxed: as in `begin`.
     let phase = core.phase.load(Relaxed);
@@ -510,7 +514,7 @@ fn naive_engine_accepts(core: &Core, spec: &Spec) -> bool {
     spec.flags & flag::INTERNAL != 0 || !no_wait::in_device_function() || ready_loop::has_outer_loop(core)
 }
 
-/// Returns a function that initialises the task in the record of an operation with no property except a name.
+/// Returns a function that initialises the task in the record of a bare operation.
 #[inline(always)]
 fn init_task(
     ticket: Ticket,
@@ -529,13 +533,13 @@ fn init_task(
     }
 }
 
-/// The result of [`push_erased`].
+/// What [`push_few_untyped`] has done.
 enum FewPushed {
     Accepted,
     /// The operation was pushed, but a variable was deleted during the push.
     Rejected,
     /// Nothing was done: [`push`](Core::push) must decide.
-    Refused,
+    NotPushed,
 }
 
 /// The error of a push during which a variable was deleted. It has its own type because no other error can occur at

@@ -2,9 +2,10 @@
 //! ready dispatched, and runs its epilogue.
 //!
 //! Most operations are *plain*: nothing keeps them from running on the CPU, they complete when their function returns,
-//! they have neither a failure nor a result to report, and they change their variables' versions. [`execute_inline`]
-//! runs plain operations on a fast path, and [`execute_otherwise`] runs all others. What only GPU operations need is in
-//! [`on_device`], and what only operations need that complete after their function has returned in [`run_async`].
+//! they have neither a failure nor a result to report, and they change their variables' versions.
+//! [`execute_plainly_with`] runs plain operations on a fast path, and [`execute_otherwise`] runs all others. What only
+//! GPU operations need is in [`on_device`], and what only operations need that complete after their function has
+//! returned in [`run_async`].
 //!
 //! # States of an ending operation
 //!
@@ -33,9 +34,9 @@ use crate::{
     observe::record::{self, FullRecording, NoRecording, RunRecording},
     op::{
         frame::{self, Call, Frame, Holds},
+        group_core::GroupCore,
         limits::Limits,
-        members::GroupCore,
-        task::{Claimed, Cleanup, Task, flag},
+        task::{Claimed, Remainder, Task, flag},
         variable::VarCell,
     },
     sync::{
@@ -60,7 +61,7 @@ use crate::{
 pub(super) fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>, recording: &impl RunRecording) {
     while let Some(op) = thread.next() {
         let otherwise = |unfinished, ready: &mut _| run_otherwise(thread, unfinished, ready);
-        match execute_inline(&thread.core, op, ready, recording, otherwise) {
+        match execute_plainly_with(&thread.core, op, ready, recording, otherwise) {
             Ok(ticket) if ready.is_empty() => thread.core.count_out(ticket),
             Ok(ticket) => {
                 // A naive engine has no such thread.
@@ -86,7 +87,7 @@ fn run_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut Read
     let Unfinished { mut op, mut called } = unfinished;
     let core = &thread.core;
     if called.is_none() && op.task().has(flag::RECORDED) {
-        match execute_inline(core, op, ready, &FullRecording(core), |unfinished, _| unfinished) {
+        match execute_plainly_with(core, op, ready, &FullRecording(core), |unfinished, _| unfinished) {
             Ok(ticket) if ready.is_empty() => return core.count_out(ticket),
             Ok(ticket) => return core.dispatch_ready(ready, Epilogue::CountOut(ticket)),
             Err(unfinished) => Unfinished { op, called } = unfinished,
@@ -107,8 +108,8 @@ pub(crate) enum Disposition {
     Skip(OpError),
     /// The GPU lane with this number has yet to complete a dependency.
     Forward(usize),
-    /// The push was refused, the operation was cancelled quietly, or this is a forked child, in which the parent
-    /// process's operations are left alone.
+    /// The operation was rejected or cancelled quietly, or this is a forked child, in which the parent process's
+    /// operations are left alone.
     Discard,
 }
 
@@ -130,28 +131,28 @@ impl Core {
     }
 }
 
-/// [`execute_inline`], compiled once.
+/// [`execute_plainly_with`], compiled once. Records nothing, and leaves an operation that is not plain to the caller.
 #[inline(never)]
 pub(super) fn execute_plainly(
     core: &Arc<Core>,
     op: OpRef<Task>,
     ready: &mut ReadyList<Task>,
 ) -> Result<Ticket, Unfinished> {
-    execute_inline(core, op, ready, &NoRecording, |unfinished, _| unfinished)
+    execute_plainly_with(core, op, ready, &NoRecording, |unfinished, _| unfinished)
 }
 
 /// Runs an operation if it is plain, in which case the caller must count it out. Otherwise, passes the operation
 /// unfinished to `otherwise`, and returns the result as the error. Unless `recording` records it, a recorded operation
 /// is not plain. This is part of a worker's main loop.
 #[inline(always)]
-fn execute_inline<R>(
+fn execute_plainly_with<R>(
     core: &Arc<Core>,
     op: OpRef<Task>,
     ready: &mut ReadyList<Task>,
     recording: &impl RunRecording,
     otherwise: impl Fn(Unfinished, &mut ReadyList<Task>) -> R,
 ) -> Result<Ticket, R> {
-    if op.task().has(flag::ON_DEVICE | flag::ASYNC | flag::REPORTS | recording.unrecorded())
+    if op.task().has(flag::GPU_LANE | flag::ASYNC | flag::REPORTS | recording.unrecorded())
         || removed(engine_step::SCHEDULE_THEN_NOTIFY)
         || !is_sound(core, &op)
     {
@@ -178,7 +179,7 @@ pub(super) fn execute_otherwise(core: &Arc<Core>, unfinished: Unfinished, ready:
         return core.complete(op, result, FnState::Called, ready);
     }
     match decide(core, &op, Device::Cpu) {
-        Disposition::Run if op.task().has(flag::DEVICE) => on_device::run(core, op, ready),
+        Disposition::Run if op.task().has(flag::STREAM) => on_device::run(core, op, ready),
         Disposition::Run => {
             record::start(core, &op);
             if op.task().has(flag::ASYNC) {
@@ -322,7 +323,7 @@ impl Core {
         let mut ended = Vec::new();
         if op.task().has(flag::SILENT) {
             result.as_ref().err().into_iter().for_each(|failure| self.record_failure(failure));
-        } else if op.task().has(flag::DEVICE) {
+        } else if op.task().has(flag::STREAM) {
             on_device::note_result(self, &op, &mut result, &mut ended);
         } else {
             match &result {
@@ -343,7 +344,7 @@ impl Core {
             if has_succeeded && is_short {
                 return Completed::succeeded(op);
             }
-            return Epilogue::CleanUp(Completed::new(op, result, ended, function));
+            return Epilogue::Completed(Completed::new(op, result, ended, function));
         }
         let ticket = op.task().ticket;
         tracker::end(op, ready);
@@ -368,15 +369,14 @@ fn complete_plainly(op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Ticket {
     ticket
 }
 
-/// Completes an operation whose push returned an error or that was cancelled quietly. Its variables are left
-/// unchanged.
+/// Completes an operation that was rejected or cancelled quietly. Its variables are left unchanged.
 #[cold]
 pub(crate) fn pass_over(core: &Core, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
     if core.is_forked() {
         return Epilogue::Nothing;
     }
     record::end(core, &op, Outcome::Skipped, FnState::NotCalled);
-    Epilogue::CleanUp(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
+    Epilogue::Completed(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
 }
 
 /// Counts the mutations of a successful operation and clears the failures that it overwrites.
@@ -428,24 +428,24 @@ pub(super) fn fail_variables(core: &Core, op: &Op<Task>, failure: &OpError) {
 impl Completed {
     /// Reports the result of a complete operation to its handle or wait. A rejected operation's result is not reported.
     pub(crate) fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, function: FnState) -> Self {
-        let mut cleanup = Cleanup::default();
+        let mut remainder = Remainder::default();
         if op.task().has(flag::REPORTS) {
-            cleanup = Self::report(&op, result.as_ref().map(|&()| ()), function);
+            remainder = Self::report(&op, result.as_ref().map(|&()| ()), function);
         }
-        Self { op, result, ended, function, cleanup }
+        Self { op, result, ended, function, remainder }
     }
 
     /// Reports the success of a complete operation that is not asynchronous, and ends the hold on its record if no
     /// program code remains to be run. Returns the epilogue.
     #[inline]
     fn succeeded(op: Hold<Task>) -> Epilogue {
-        let cleanup = Self::report(&op, Ok(()), FnState::Called);
-        if cleanup.is_none() && !must_leave(&op) {
+        let remainder = Self::report(&op, Ok(()), FnState::Called);
+        if remainder.is_none() && !must_leave(&op) {
             // Its drop would do nothing, but cost instructions.
-            mem::forget(cleanup);
+            mem::forget(remainder);
             return Epilogue::CountOut(Self::release(op));
         }
-        Epilogue::CleanUp(Self { op, result: Ok(()), ended: Vec::new(), function: FnState::Called, cleanup })
+        Epilogue::Completed(Self { op, result: Ok(()), ended: Vec::new(), function: FnState::Called, remainder })
     }
 
     /// Ends the hold on the record of a complete operation, of which no program code remains to be run. Returns the
@@ -462,9 +462,9 @@ impl Completed {
 
     /// Reports the result of a complete operation, unless the operation was rejected.
     #[inline]
-    fn report(op: &Op<Task>, result: Result<(), &OpError>, function: FnState) -> Cleanup {
+    fn report(op: &Op<Task>, result: Result<(), &OpError>, function: FnState) -> Remainder {
         if op.is_rejected() {
-            return Cleanup::default();
+            return Remainder::default();
         }
         // SAFETY: (1): this thread ends the operation.
         unsafe { op.report(result, function == FnState::MayRun) }
@@ -475,7 +475,7 @@ impl Completed {
         self.function == FnState::NotCalled
             || self.result.is_err()
             || !self.ended.is_empty()
-            || !self.cleanup.is_none()
+            || !self.remainder.is_none()
             || must_leave(&self.op)
     }
 }
@@ -529,14 +529,14 @@ pub(crate) fn finish(core: &Arc<Core>, epilogue: Epilogue) {
     match epilogue {
         Epilogue::Nothing => {}
         Epilogue::CountOut(ticket) => core.count_out(ticket),
-        Epilogue::CleanUp(completed) if completed.runs_program_code() && leaves_to_workers(core) => {
+        Epilogue::Completed(completed) if completed.runs_program_code() && leaves_to_workers(core) => {
             core.hand_over(move |core| finish_completed(core, completed));
         }
-        Epilogue::CleanUp(completed) => finish_completed(core, completed),
-        Epilogue::Started(op, cleanup) if leaves_to_workers(core) => {
-            core.hand_over(move |core| run_program_code(core, &op, None, || cleanup.run()));
+        Epilogue::Completed(completed) => finish_completed(core, completed),
+        Epilogue::Started(op, remainder) if leaves_to_workers(core) => {
+            core.hand_over(move |core| run_program_code(core, &op, None, || remainder.run()));
         }
-        Epilogue::Started(op, cleanup) => run_program_code(core, &op, None, || cleanup.run()),
+        Epilogue::Started(op, remainder) => run_program_code(core, &op, None, || remainder.run()),
         Epilogue::Other(run) => run(),
     }
 }
@@ -549,16 +549,16 @@ fn leaves_to_workers(core: &Core) -> bool {
 
 /// Runs the program code of an epilogue and counts the operation out.
 fn finish_completed(core: &Arc<Core>, completed: Completed) {
-    let Completed { op, result, ended, function, cleanup } = completed;
+    let Completed { op, result, ended, function, remainder } = completed;
     let limits = op.task().limits();
     let run = |f: &mut dyn FnMut()| run_program_code(core, &op, limits.and_then(Limits::group), f);
     if function == FnState::NotCalled {
         // SAFETY: (1): this thread ends the operation.
         run(&mut || unsafe { op.discard() });
     }
-    if !cleanup.is_none() {
-        let mut cleanup = Some(cleanup);
-        run(&mut || cleanup.take().into_iter().for_each(Cleanup::run));
+    if !remainder.is_none() {
+        let mut remainder = Some(remainder);
+        run(&mut || remainder.take().into_iter().for_each(Remainder::run));
     }
     if result.is_err() || !ended.is_empty() {
         let mut rest = Some((result, ended));

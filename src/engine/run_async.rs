@@ -13,7 +13,7 @@ use crate::{
         frame::{self, Call, Frame, Holds},
         kin::Kin,
         limits::Limits,
-        task::{Cleanup, Task, flag},
+        task::{Remainder, Task, flag},
     },
     system::panics,
     trace::Outcome,
@@ -103,8 +103,8 @@ pub(super) fn start(core: &Arc<Core>, op: OpRef<Task>, ready: &mut ReadyList<Tas
     match (lost, failure) {
         (None, None) if hold.task().has(flag::REPORTS) => {
             // SAFETY: this thread has started the operation, whose end does not touch the body.
-            let cleanup = unsafe { hold.started() };
-            if cleanup.is_none() { Epilogue::Nothing } else { Epilogue::Started(hold, cleanup) }
+            let remainder = unsafe { hold.started() };
+            if remainder.is_none() { Epilogue::Nothing } else { Epilogue::Started(hold, remainder) }
         }
         (None, None) => Epilogue::Nothing,
         (None, Some(failure)) => {
@@ -130,12 +130,12 @@ fn return_from_parent(
     lost: Option<OpRef<Task>>,
     failure: Option<OpError>,
 ) -> Epilogue {
-    let mut cleanup = Cleanup::default();
+    let mut remainder = Remainder::default();
     let result = match (lost, failure) {
         (None, None) => {
             if op.task().has(flag::REPORTS) {
                 // SAFETY: this thread has started the operation, whose end does not touch the body.
-                cleanup = unsafe { op.started() };
+                remainder = unsafe { op.started() };
             }
             Ok(())
         }
@@ -147,7 +147,7 @@ fn return_from_parent(
         }
     };
     family.end_function(result);
-    if cleanup.is_none() { Epilogue::Nothing } else { Epilogue::Started(op, cleanup) }
+    if remainder.is_none() { Epilogue::Nothing } else { Epilogue::Started(op, remainder) }
 }
 
 /// Keeps the failure of an asynchronous function for its completion, or records the failure if the completion has
@@ -192,7 +192,7 @@ pub(crate) fn resolve_with(core: &Arc<Core>, right: OpRef<Task>, own: Result<(),
     let _running = room::run_without_worker(core);
     let mut ready = ReadyList::default();
     let mut epilogue = complete_by_right(core, right, result, FnState::MayRun, &mut ready);
-    if let Epilogue::CleanUp(completed) = &mut epilogue {
+    if let Epilogue::Completed(completed) = &mut epilogue {
         completed.ended.extend(second);
     }
     let epilogue = core.defer_epilogue(epilogue);

@@ -15,7 +15,7 @@ use crate::{
     error::build::{BuildError, ShutdownError},
     op::{
         frame::{self, Call},
-        job::plain,
+        job::without_sink,
         spec::Spec,
         task::{ErasedJob, Task, flag},
     },
@@ -149,11 +149,11 @@ pub(crate) fn lay_lane_aside(core: &Core, worker: BoxedWorker<Task>) -> Result<(
 /// Pushes an operation that lays a worker of `lane` aside.
 fn push_stop(core: &Arc<Core>, lane: u8, priority: i32) {
     let spec = Spec { lane, ..Spec::internal("stop", priority, flag::NO_SKIP | flag::SILENT) };
-    let lay_aside = move |cx: &Call<'_>| {
-        lay_aside(cx.core(), lane);
+    let lay_aside = move |call: &Call<'_>| {
+        lay_aside(call.core(), lane);
         Ok(())
     };
-    let pushed = core.push(&spec, Location::caller(), &mut [], ErasedJob::new(plain(lay_aside)));
+    let pushed = core.push(&spec, Location::caller(), &mut [], ErasedJob::new(without_sink(lay_aside)));
     debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
 }
 

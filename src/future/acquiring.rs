@@ -37,7 +37,7 @@ use crate::{
         frame::{self, Call, Holds},
         job::{FnJob, Sink},
         spec::{Entry, Spec},
-        task::{Claimed, Cleanup, ErasedJob, flag},
+        task::{Claimed, ErasedJob, Remainder, flag},
         variable::VarCell,
     },
     values::Name,
@@ -97,18 +97,18 @@ impl<G: Send + 'static> Sink for Delivery<G> {
 
     /// Delivers the guards here rather than at the start, since the wakers must run after the operations that became
     /// ready have been dispatched.
-    fn started(&mut self) -> Cleanup {
+    fn started(&mut self) -> Remainder {
         match (self.acquiring.take(), self.granted.take()) {
-            (Some(acquiring), Some(granted)) => Cleanup::new(acquiring.set(Ok(granted)), acquiring),
-            _ => Cleanup::default(),
+            (Some(acquiring), Some(granted)) => Remainder::new(acquiring.set(Ok(granted)), acquiring),
+            _ => Remainder::default(),
         }
     }
 
     /// Reports why the operation was skipped.
-    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
+    fn report(&mut self, result: Result<(), &OpError>) -> Remainder {
         match (self.acquiring.take(), result) {
-            (Some(acquiring), Err(error)) => Cleanup::new(acquiring.set(Err(error.clone())), acquiring),
-            _ => Cleanup::default(),
+            (Some(acquiring), Err(error)) => Remainder::new(acquiring.set(Err(error.clone())), acquiring),
+            _ => Remainder::default(),
         }
     }
 }
@@ -117,9 +117,9 @@ impl<G: Send + 'static> Sink for Delivery<G> {
 /// that delivers these.
 fn acquire_job<G: Send + 'static>(make: impl FnOnce(&Share) -> G + Send + 'static) -> (ErasedJob, Arc<Acquiring<G>>) {
     let acquiring = Oneshot::with(Claim::default());
-    let start = |cx: &Call<'_>, delivery: &mut Delivery<G>| {
-        if let Some(right) = cx.take_right() {
-            let share = Share::new(right, cx.core());
+    let start = |call: &Call<'_>, delivery: &mut Delivery<G>| {
+        if let Some(right) = call.take_right() {
+            let share = Share::new(right, call.core());
             delivery.granted = Some(Granted { guards: make(&share), share });
         }
         Ok(())
@@ -147,7 +147,7 @@ pub(crate) fn acquire(
     let op = core.create(&spec, 0, location, &entries, job)?;
     let task = NonNull::from(op.task()).cast();
     core.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, &entries))?;
-    let target = Target { task, held_back_by: None, describe: &|| cell.awaited() };
+    let target = Target { task, kept_out_by: None, describe: &|| cell.awaited() };
     wait::wait_by(core, &acquiring, Some(target), deadline, Oneshot::wait)
 }
 

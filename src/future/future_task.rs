@@ -41,7 +41,7 @@ use crate::{
     notify::poll_state::PollState,
     op::{
         frame::{self, Call, Frame, Holds},
-        job::{Out, plain},
+        job::{Out, without_sink},
         limits::Limits,
         spec::{POLL, Spec},
         task::{ErasedJob, flag},
@@ -220,7 +220,7 @@ impl FutureTask {
             Ok(())
         };
         let spec = Spec { lane: self.lane, ..Spec::internal(POLL, self.priority, flag::NO_SKIP | flag::SILENT) };
-        let pushed = self.core.push(&spec, Location::caller(), &mut [], ErasedJob::new(plain(poll)));
+        let pushed = self.core.push(&spec, Location::caller(), &mut [], ErasedJob::new(without_sink(poll)));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 }

@@ -10,11 +10,13 @@
 //!
 //! # States of an operation here
 //!
+//! In this file, an operation is *complete* once the device has completed it, unless the tracker is named.
+//!
 //! | state | meaning | next |
 //! |---|---|---|
 //! | sent | in the lane's injector: to be issued here, or a cross-lane waiter | issued, skipped, discarded, watched, or sent on |
-//! | issued | its function has been called and its variables are released; in `in_flight` | complete |
-//! | complete | the device has completed it, or never will: its mutations are counted, or its variables have failed; it is reported and counted out | – |
+//! | issued | its function has been called and its variables are released, so it is complete for the tracker; in `in_flight` | ended |
+//! | ended | the device has completed it, or never will: its mutations are counted, or its variables have failed; it is reported and counted out | – |
 //! | watched | an operation, usually a cross-lane waiter, with a dependency in flight here; in `watched` | sent on |
 //!
 //! # Marks and events
@@ -38,7 +40,7 @@ use crate::{
         worker_thread,
     },
     device::{
-        gpus::{FIRST_LANE, Gpu, GpuLane},
+        gpus::{self, Gpu, GpuLane},
         stream::{FunctionEnd, GpuStream, MARK_TRIES},
         timeline::{RecordedPoint, VectorClock},
     },
@@ -110,8 +112,8 @@ struct NotRecorded;
 
 struct Issuer<'c> {
     core: &'c Arc<Core>,
-    /// The lane's number among the engine's device lanes.
-    number: usize,
+    /// The lane's number among the engine's GPU lanes.
+    gpu_lane: usize,
     /// The lane's number among the lanes of its GPU.
     local: usize,
     device: Device,
@@ -135,16 +137,16 @@ struct Issuer<'c> {
     backoff: Backoff,
 }
 
-/// The main function of a thread that serves GPU lane `number` until the lane ends or its worker is laid aside.
-pub(super) fn serve(core: &Arc<Core>, number: usize, worker: BoxedWorker<Task>) -> Ended {
+/// The main function of a thread that serves GPU lane `gpu_lane` until the lane ends or its worker is laid aside.
+pub(super) fn serve(core: &Arc<Core>, gpu_lane: usize, worker: BoxedWorker<Task>) -> Ended {
     // The thread may use all cores near the GPU, since each of them may have a worker pinned to it.
     let near = |gpu: &Gpu| if core.gpus().pins { gpu.driver.cores_near() } else { Vec::new() };
-    let near = near(&core.gpus().gpus[core.gpus().lanes()[number].gpu]);
+    let near = near(&core.gpus().gpus[core.gpus().lanes()[gpu_lane].gpu]);
     worker_thread::serve_device(core, &near, || {
         worker.lane().sleep().set_thread(worker.index());
         let mut worker = worker;
         loop {
-            let left = serve_lane(core, number, &worker);
+            let left = serve_lane(core, gpu_lane, &worker);
             if core.is_forked() {
                 // This is a forked child, and the worker belongs to the parent process.
                 std::mem::forget(worker);
@@ -171,8 +173,8 @@ enum Left {
 }
 
 /// Serves a lane until it ends, or until its worker can be laid aside.
-fn serve_lane(core: &Arc<Core>, number: usize, worker: &Worker<Task>) -> Left {
-    let lane = &core.gpus().lanes()[number];
+fn serve_lane(core: &Arc<Core>, gpu_lane: usize, worker: &Worker<Task>) -> Left {
+    let lane = &core.gpus().lanes()[gpu_lane];
     let (device, gpu) = (Device::Gpu(lane.gpu as u32), &core.gpus().gpus[lane.gpu]);
     // The lane keeps its stream across a stop, since the program may have bound other libraries' objects to it.
     let kept = lock(&lane.kept).take();
@@ -189,8 +191,8 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: &Worker<Task>) -> Left {
     let completed = lane.timeline.completed();
     let mut issuer = Issuer {
         core,
-        number,
-        local: number % core.gpus().lanes_each,
+        gpu_lane,
+        local: gpu_lane % core.gpus().lanes_each,
         device,
         worker,
         stream,
@@ -237,7 +239,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: &Worker<Task>) -> Left {
 
 impl Issuer<'_> {
     fn lane(&self) -> &GpuLane<Task> {
-        &self.core.gpus().lanes()[self.number]
+        &self.core.gpus().lanes()[self.gpu_lane]
     }
 
     /// Serves the lane until it ends, or until the worker is recalled and nothing is in flight.
@@ -292,14 +294,14 @@ impl Issuer<'_> {
         let epilogue = if !self.is_own(&op) {
             self.receive(op);
             Epilogue::Nothing
-        } else if op.task().has(flag::DEVICE) {
+        } else if op.task().has(flag::STREAM) {
             self.begin(op)
         } else {
-            // An asynchronous operation has no stream. Like a CPU operation, it waits until its dependencies are
+            // The operation's function receives no stream. Like a CPU operation, it waits until its dependencies are
             // complete.
             match on_device::pending(self.core, &op, Device::Cpu) {
-                Some(number) => {
-                    self.send(number, op);
+                Some(gpu_lane) => {
+                    self.send(gpu_lane, op);
                     Epilogue::Nothing
                 }
                 None => self.core.execute(op, &mut self.ready),
@@ -324,7 +326,7 @@ impl Issuer<'_> {
 
     /// Returns whether `op` is an operation of this lane rather than a cross-lane waiter.
     fn is_own(&self, op: &Op<Task>) -> bool {
-        usize::from(op.task().lane) == usize::from(FIRST_LANE) + self.number
+        gpus::gpu_lane(op.task().lane) == Some(self.gpu_lane)
     }
 
     // ----------------------------------------------------------------------------------------- cross-lane waiters ----
@@ -336,7 +338,7 @@ impl Issuer<'_> {
         let (mut watch, mut event) = (0, 0);
         for access in op.accesses() {
             let cell = VarCell::of(access);
-            let last = cell.fault().last_on_device(self.number, access.mode());
+            let last = cell.fault().last_on_device(self.gpu_lane, access.mode());
             if on_device::follows(self.core, &op, cell, self.device) {
                 event = if own { 0 } else { last.max(event) };
             } else {
@@ -354,11 +356,11 @@ impl Issuer<'_> {
     }
 
     /// Sends an operation of this lane to the lane on which it depends.
-    fn send(&mut self, number: usize, op: OpRef<Task>) {
-        if number == self.number {
+    fn send(&mut self, gpu_lane: usize, op: OpRef<Task>) {
+        if gpu_lane == self.gpu_lane {
             self.receive(op);
         } else {
-            on_device::send(self.core, number, op);
+            on_device::send(self.core, gpu_lane, op);
         }
     }
 
@@ -387,7 +389,7 @@ impl Issuer<'_> {
                     return self.core.complete(op, Err(failure), FnState::NotCalled, &mut self.ready);
                 }
             },
-            Disposition::Forward(number) => self.send(number, op),
+            Disposition::Forward(gpu_lane) => self.send(gpu_lane, op),
             Disposition::Skip(failure) => {
                 return self.core.complete(op, Err(failure), FnState::NotCalled, &mut self.ready);
             }
@@ -399,7 +401,7 @@ impl Issuer<'_> {
     /// Makes the stream wait for the dependencies of `op` on the GPU's other streams. Returns a lane that must record
     /// an event first, if any.
     fn order(&mut self, op: &Op<Task>) -> Result<Option<usize>, DeviceError> {
-        let (gpus, first) = (self.core.gpus(), self.number - self.local);
+        let (gpus, first) = (self.core.gpus(), self.gpu_lane - self.local);
         let mut wanted = VectorClock::default();
         for access in op.accesses() {
             let cell = VarCell::of(access);
@@ -435,7 +437,7 @@ impl Issuer<'_> {
         let seq = self.issued;
         let lanes = self.core.gpus().lanes().len();
         for access in op.accesses() {
-            VarCell::of(access).fault().note_on_device(lanes, self.number, seq, access.mode());
+            VarCell::of(access).fault().note_on_device(lanes, self.gpu_lane, seq, access.mode());
         }
         record::start(self.core, &op);
         let mut result = on_device::call(self.core, &op, &mut self.stream);
@@ -568,7 +570,7 @@ impl Issuer<'_> {
     /// operations, are complete. Operations end in order: none is reported while one of its dependencies may still
     /// fail.
     fn covered(&self, seq: u64) -> u64 {
-        let first = self.number - self.local;
+        let first = self.gpu_lane - self.local;
         let lanes = &self.core.gpus().lanes()[first..first + self.core.gpus().lanes_each];
         let is_covered = |flight: &&InFlight| {
             let others = lanes.iter().zip(flight.clock).enumerate().filter(|&(local, _)| local != self.local);
@@ -611,7 +613,7 @@ impl Issuer<'_> {
             let Some(InFlight { op, result, ended, .. }) = self.in_flight.pop_front() else { break };
             // Workers run the program code, so no operation waits for another's program code.
             let completed = Completed::new(op, result, ended, FnState::Called);
-            run::finish(self.core, Epilogue::CleanUp(completed));
+            run::finish(self.core, Epilogue::Completed(completed));
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{io, sync::Arc};
 
 use crate::{
     device::{
-        gpus::{FIRST_LANE, GpuLane},
+        gpus::{GpuLane, gpu_lane, lane_number},
         timeline::LANES_PER_GPU,
     },
     engine::{core::Core, stop},
@@ -49,6 +49,7 @@ pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Res
     if gpus.gpu(device).is_none() {
         return Err(refused());
     }
+    // The positions are those in `LANE_ROLES`; an engine of another kind has one lane for everything.
     let role = match property {
         // The property selects threads of the CPU, but the lane's own thread issues the work of a device.
         Property::CpuPrioritized => return Err(PushError::Unfit(Misfit::NotOfDevice(property))),
@@ -58,8 +59,8 @@ pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Res
         Property::GpuPrioritized => 3,
         _ => 2,
     };
-    let number = gpu as usize * gpus.lanes_each + role;
-    if let Some(lane) = gpus.lanes().get(number) {
+    let gpu_lane = gpu as usize * gpus.lanes_each + role;
+    if let Some(lane) = gpus.lanes().get(gpu_lane) {
         start(lane, core).map_err(|error| {
             frame::enter_after(core, || {
                 panics::log!(Warn, "raddle: the thread of a device lane could not be started: {error}");
@@ -67,8 +68,7 @@ pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Res
             PushError::DeviceUnavailable(device)
         })?;
     }
-    // The number fits: there are at most `MAX_GPUS` GPUs.
-    Ok(FIRST_LANE + number as u8)
+    Ok(lane_number(gpu_lane))
 }
 
 /// Starts a lane's thread, unless an earlier push has taken its worker.
@@ -92,15 +92,16 @@ fn start(lane: &GpuLane<Task>, core: &Arc<Core>) -> io::Result<()> {
     }
 }
 
-/// Starts a thread that serves GPU lane `number` with the lane's worker. If that fails, returns the worker.
+/// Starts a thread that serves the engine's lane `lane`, a GPU lane. The lane's worker is used by [`issuer::serve`], so
+/// the thread does not have it as its own. If the thread cannot be started, returns the worker.
 pub(crate) fn serve(
     core: &Arc<Core>,
-    number: u8,
+    lane: u8,
     worker: BoxedWorker<Task>,
 ) -> Result<(), (io::Error, Option<BoxedWorker<Task>>)> {
-    let number = usize::from(number - FIRST_LANE);
-    let lane = &core.gpus().lanes()[number];
-    let name = format!("raddle-gpu{}-{}", lane.gpu, lane.lane.name());
+    let Some(gpu_lane) = gpu_lane(lane) else { unreachable!("lane {lane} is of the CPU") };
+    let GpuLane { gpu, lane, .. } = &core.gpus().lanes()[gpu_lane];
+    let name = format!("raddle-gpu{gpu}-{}", lane.name());
     let for_thread = Arc::clone(core);
-    core.threads().spawn_named(name, worker, move |worker| issuer::serve(&for_thread, number, worker))
+    core.threads().spawn_named(name, worker, move |worker| issuer::serve(&for_thread, gpu_lane, worker))
 }

@@ -51,9 +51,9 @@ use crate::{
     op::{
         cancellable::WaitersPlace,
         frame::Frame,
+        group_core::GroupCore,
         kin::{Kin, KinShare},
         limits::Limits,
-        members::GroupCore,
         spec::{Entries, Entry, Spec, sort},
         task::{ErasedJob, Task, flag},
         variable::VarCell,
@@ -249,9 +249,9 @@ impl Family {
 
     /// Begins the push of a child or the creation of a variable. The parent's work does not end before the returned
     /// value is dropped.
-    fn admit(&self) -> Result<FamilyPart<'_>, PushError> {
+    fn begin_part(&self) -> Result<FamilyPart<'_>, PushError> {
         self.core.live()?;
-        if self.count.admit() { Ok(FamilyPart(self)) } else { Err(PushError::ParentEnded) }
+        if self.count.begin_part() { Ok(FamilyPart(self)) } else { Err(PushError::ParentEnded) }
     }
 
     /// Creates a variable of the family and returns a handle to it.
@@ -259,10 +259,10 @@ impl Family {
     /// # Errors
     /// Returns [`PushError::ParentEnded`] if the parent's work has ended, and [`PushError::Forked`] in a forked child.
     pub(crate) fn create_var<T: Send + 'static>(&self, value: T) -> Result<NonNull<VarCell>, PushError> {
-        let admitted = match self.admit() {
-            Ok(admitted) => admitted,
+        let part = match self.begin_part() {
+            Ok(part) => part,
             Err(error) => {
-                // `?` is not used, for the reason given in `Core::push`.
+                // `?` is not used, for the reason given in `Core::create`.
                 drop(value);
                 return Err(error);
             }
@@ -272,7 +272,7 @@ impl Family {
         let var = unsafe { OwnedVar::new(cell) };
         var.cell().add_handle();
         lock(&self.variables).push(var);
-        drop(admitted);
+        drop(part);
         Ok(cell)
     }
 
@@ -344,16 +344,16 @@ impl Family {
         // SAFETY: the job keeps the state until the operation has started.
         let place = job.beside().map(|beside| NonNull::from(unsafe { beside.as_ref() }.place()));
         let mut replaced = || {
-            let admitted = self.admit()?;
+            let part = self.begin_part()?;
             // A variable that was deleted after the parent's push is not refused, since the deletion is queued behind
             // the parent.
             let sorted = sort(entries, &spec.name, location)?;
-            Ok((self.stand_in(sorted, &spec.name, location)?, admitted))
+            Ok((self.stand_in(sorted, &spec.name, location)?, part))
         };
-        let (mut entries, admitted) = match replaced() {
+        let (mut entries, part) = match replaced() {
             Ok(replaced) => replaced,
             Err(error) => {
-                // `?` is not used, for the reason given in `Core::push`.
+                // `?` is not used, for the reason given in `Core::create`.
                 drop(job);
                 return Err(error);
             }
@@ -368,13 +368,13 @@ impl Family {
         if let Some(children) = &mut *lock(&self.children) {
             if let Some(place) = place {
                 // SAFETY: the place is valid until the operation has started.
-                unsafe { place.as_ref() }.hold_back(self.identity.task);
+                unsafe { place.as_ref() }.keep_out(self.identity.task);
             }
             children.push(Child { op, place });
         } else {
             unreachable!("the parent's work has not ended");
         }
-        drop(admitted);
+        drop(part);
         room::end_push(&self.core);
         Ok(())
     }
@@ -444,7 +444,7 @@ impl Family {
         let mut ready = ReadyList::default();
         let has_workers = self.core.has_workers();
         let mut dispatch = |op: OpRef<Task>| match has_workers {
-            true if op.task().has(flag::EAGER) => self.core.schedule_recorded(op),
+            true if op.task().has(flag::EAGER) => self.core.record_and_schedule(op),
             true => self.core.dispatch(op),
             false => ready.push(op),
         };
@@ -497,7 +497,7 @@ impl Family {
         let function = if op.task().has(flag::ASYNC) { FnState::MayRun } else { FnState::Called };
         let mut ready = ReadyList::default();
         let mut epilogue = self.core.complete(op, failure.map_or(Ok(()), Err), function, &mut ready);
-        if let Epilogue::CleanUp(completed) = &mut epilogue {
+        if let Epilogue::Completed(completed) = &mut epilogue {
             completed.ended.extend(second);
         }
         let epilogue = self.core.defer_epilogue(epilogue);
@@ -505,8 +505,7 @@ impl Family {
     }
 }
 
-/// An admitted push of a child or creation of a variable, which is a part of the parent's work until this value is
-/// dropped.
+/// A part of the parent's work: the push of a child or the creation of a variable. It ends when this value is dropped.
 struct FamilyPart<'f>(&'f Family);
 
 impl Drop for FamilyPart<'_> {
@@ -536,13 +535,13 @@ impl Kin for Family {
         None
     }
 
-    fn holds_back(&self, place: &WaitersPlace) -> bool {
-        place.is_held_back_by(self.identity.task)
+    fn keeps_out(&self, place: &WaitersPlace) -> bool {
+        place.is_kept_out_by(self.identity.task)
     }
 
     fn begin_future(&self) {
         let _ = self.is_future.set(());
-        let begun = self.count.admit();
+        let begun = self.count.begin_part();
         debug_assert!(begun, "the function of the parent runs");
     }
 

@@ -8,8 +8,8 @@
 //!
 //! # A push that is held back
 //!
-//! [`hold_back`] repeatedly acts on the first of these cases that applies, until the push continues or
-//! is refused:
+//! [`hold_back`] repeatedly acts on the first of these cases that applies, until the push continues or is refused. The
+//! documentation of [`EngineBuilder::max_pending`](crate::EngineBuilder::max_pending) numbers cases 3 to 5 from 1 to 3.
 //!
 //! 1. A shutdown has begun, or this is a forked child: the push is refused.
 //! 2. There is room: the push continues. If there is no room and the engine is stopped, the push is refused.
@@ -70,7 +70,7 @@ use crate::{
         waiters::{Awaits, WaiterKind},
         wakers::{self, WakerKey},
     },
-    op::{frame, members::GroupCore, no_wait},
+    op::{frame, group_core::GroupCore, no_wait},
     sync::{
         Ordering::Relaxed,
         edge::{removed, step},

@@ -63,8 +63,8 @@ use crate::{
     op::{
         cancellable::{Handled, WaitersPlace},
         frame::{self, HeldAround},
+        group_core::GroupCore,
         kin::Kin,
-        members::GroupCore,
         variable::VarCell,
         variables::OwnedVar,
     },
@@ -147,7 +147,7 @@ impl Kin for Scoped {
         (self.thread == thread::current().id()).then_some(self.opened_in)
     }
 
-    fn holds_back(&self, _: &WaitersPlace) -> bool {
+    fn keeps_out(&self, _: &WaitersPlace) -> bool {
         false
     }
 

@@ -352,11 +352,19 @@ struct Depot {
     batches: BatchStack<RecordList>,
     /// The approximate number of batches on the stack.
     kept: AtomicUsize,
+    /// The number of slabs left by the thread that has last given records back while idle.
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    slabs_left: AtomicUsize,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-static DEPOTS: [Depot; 2] =
-    [const { Depot { batches: BatchStack { head: AtomicPtr::new(null_mut()) }, kept: AtomicUsize::new(0) } }; 2];
+static DEPOTS: [Depot; 2] = [const {
+    Depot {
+        batches: BatchStack { head: AtomicPtr::new(null_mut()) },
+        kept: AtomicUsize::new(0),
+        slabs_left: AtomicUsize::new(1),
+    }
+}; 2];
 #[cfg(raddle_loom)]
 loom::lazy_static! {
     static ref DEPOTS: [Depot; 2] = Default::default();
@@ -532,10 +540,11 @@ fn keep(full: Record, size: RecordSize) {
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[derive(Default)]
 pub(crate) struct Shrinking {
-    /// The number of steps in a row that found no batch and after which no more records were spare than before.
+    /// The number of steps in a row that found no batch, and after which as many records were spare, and as many slabs
+    /// allocated, as before.
     in_vain: u32,
-    /// The number of spare records at the last step.
-    spare: usize,
+    /// The sum of these two numbers after the last step.
+    sum: usize,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -544,19 +553,28 @@ impl Shrinking {
     /// another thread is pinned, the epoch does not pass, and what waits for it is left.
     const LAST: u32 = 8;
 
-    /// Returns whether an idle thread should begin: there are batches, in this thread's bag or for all threads.
+    /// Returns whether an idle thread should begin: there are batches, in this thread's bag or for all threads, or there
+    /// are more slabs than the last thread has left.
     pub(crate) fn is_worthwhile() -> bool {
         RecordSize::ALL.into_iter().any(|size| {
-            // Relaxed: only an approximate number.
-            depot(size).kept.load(Relaxed) > 0 || with_cache(size, |cache| cache.bag_len.get() > 0)
+            let depot = depot(size);
+            // Relaxed: only approximate numbers.
+            depot.kept.load(Relaxed) > 0
+                || with_cache(size, |cache| cache.bag_len.get() > 0)
+                || slabs(size).len() > depot.slabs_left.load(Relaxed)
         })
+    }
+
+    /// Whether the last step was in vain, so that the next one should be later.
+    pub(crate) fn was_in_vain(&self) -> bool {
+        self.in_vain > 0
     }
 
     /// Gives back the records of a batch of each size. Returns whether there may be more.
     pub(crate) fn step(&mut self) -> bool {
         // Passes on the batches in the thread's bag, and makes others available whose epoch has passed.
         epoch::pin().flush();
-        let (mut found, mut spare) = (false, 0);
+        let (mut found, mut sum) = (false, 0usize);
         for size in RecordSize::ALL {
             with_cache(size, |cache| cache.bag_len.set(0));
             if let Some(list) = depot(size).batches.pop() {
@@ -566,14 +584,19 @@ impl Shrinking {
                 give_back_later(list, CAPACITY, size);
                 found = true;
             }
-            spare += slabs(size).spare();
+            sum = sum.wrapping_add(slabs(size).spare()).wrapping_add(slabs(size).len());
         }
-        let before = std::mem::replace(&mut self.spare, spare);
-        self.in_vain = if found || spare != before { 0 } else { self.in_vain + 1 };
-        if self.in_vain == Self::LAST {
+        let before = std::mem::replace(&mut self.sum, sum);
+        self.in_vain = if found || sum != before { 0 } else { self.in_vain + 1 };
+        if self.in_vain == Self::LAST / 2 {
             RecordSize::ALL.into_iter().for_each(|size| slabs(size).free_all_spare());
         }
-        self.in_vain < Self::LAST
+        if self.in_vain < Self::LAST {
+            return true;
+        }
+        // Relaxed: only an approximate number. A slab is left in any case.
+        RecordSize::ALL.into_iter().for_each(|size| depot(size).slabs_left.store(slabs(size).len().max(1), Relaxed));
+        false
     }
 }
 
@@ -609,6 +632,7 @@ pub(crate) fn leave() {
         // Relaxed: the child has one thread.
         depot(size).batches.head.store(null_mut(), Relaxed);
         depot(size).kept.store(0, Relaxed);
+        depot(size).slabs_left.store(1, Relaxed);
     }
 }
 

@@ -50,6 +50,7 @@ use crate::{
         atomic::{AtomicPtr, AtomicUsize},
         cell::UnsafeCell,
         edge::{self, acquire, release},
+        try_lock,
     },
     system::pages,
 };
@@ -68,7 +69,12 @@ const RECORDS: Option<usize> = match () {
 };
 
 /// The number of slabs at which a thread that has the hand looks. If a push has to look further, it adds a slab.
-const LOOKS: usize = if MODEL { 3 } else { 8 };
+const LOOKS: usize = match () {
+    () if MODEL => 3,
+    // Each slab is a record, and heap checkers notice the use of those that are freed.
+    () if cfg!(raddle_unpooled) => 64,
+    () => 8,
+};
 
 /// The maximum number of records taken together, which fit on a list and into the record that holds the list.
 pub(super) const TOGETHER: usize = 36;
@@ -137,7 +143,10 @@ pub struct Slabs {
     newest: AtomicPtr<Slab>,
     /// The approximate number of spare records.
     spare: AtomicUsize,
-    /// The number of slabs.
+    /// The number of slabs on the list.
+    listed: AtomicUsize,
+    /// The number of slabs that are not freed.
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     len: AtomicUsize,
     /// The size of a record.
     size: usize,
@@ -162,6 +171,8 @@ impl Slabs {
         Self {
             newest: AtomicPtr::default(),
             spare: AtomicUsize::new(0),
+            listed: AtomicUsize::new(0),
+            #[cfg(not(any(raddle_loom, raddle_shuttle)))]
             len: AtomicUsize::new(0),
             size,
             records,
@@ -253,10 +264,19 @@ impl Slabs {
     /// # Safety
     /// 1. The slab is no longer listed, all its records are spare, and this function is called once for it.
     unsafe fn retire(&self, slab: NonNull<Slab>, guard: &epoch::Guard) {
+        #[cfg(any(raddle_loom, raddle_shuttle))]
         let layout = self.layout;
+        #[cfg(any(raddle_loom, raddle_shuttle))]
+        // SAFETY: (1): the memory came from `new_slab`, and the epoch has passed, so no thread uses it.
+        let free = move || unsafe { pages::free(slab.cast(), layout) };
+        #[cfg(not(any(raddle_loom, raddle_shuttle)))]
         let free = move || {
-            // SAFETY: (1): the memory came from `new`, and the epoch has passed, so no thread uses it.
-            unsafe { pages::free(slab.cast(), layout) }
+            // SAFETY: the lists of slabs are never freed.
+            let owner = unsafe { slab.as_ref().owner.with(|owner| (*owner).as_ref()) }.expect("a slab has an owner");
+            // SAFETY: (1): the memory came from `new_slab`, and the epoch has passed, so no thread uses it.
+            unsafe { pages::free(slab.cast(), owner.layout) };
+            // Relaxed: only a count.
+            owner.len.fetch_sub(1, Relaxed);
         };
         #[cfg(any(raddle_loom, raddle_shuttle))]
         let records: Vec<_> = (0..self.records).map(|at| self.record(slab, at)).collect();
@@ -271,6 +291,13 @@ impl Slabs {
     pub(super) fn bytes(&self) -> usize {
         // Relaxed: only a count.
         self.len.load(Relaxed) * self.layout.size()
+    }
+
+    /// Returns the number of slabs that are not freed.
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    pub(super) fn len(&self) -> usize {
+        // Relaxed: only a count.
+        self.len.load(Relaxed)
     }
 
     /// Returns the approximate number of spare records.
@@ -292,7 +319,7 @@ impl Slabs {
 
     /// Takes up to `max` spare records of the newest slab, or of one of the next slabs if there are many.
     fn take_spare(&self, max: usize) -> Records {
-        let Ok(mut hand) = self.hand.try_lock() else { return Records::new() };
+        let Some(mut hand) = try_lock(&self.hand) else { return Records::new() };
         let take = |slab| {
             // SAFETY: this thread has the hand, and the slab is listed.
             let taken = unsafe { self.take_from(slab, max) };
@@ -314,13 +341,18 @@ impl Slabs {
 
     /// Adds a slab, and takes `max` of its records, or all.
     pub(super) fn add(&self, max: usize) -> Records {
+        // The newest slab, to which the new one will refer, must not be freed and its address be used for another one
+        // before the exchange.
+        let _guard = epoch::pin();
         let taken = max.min(self.records);
         let slab = self.new_slab(taken);
         // SAFETY: a slab with taken records is not freed.
         let older = unsafe { &slab.as_ref().older };
         // Relaxed: only an approximate number.
         self.spare.fetch_add(self.records - taken, Relaxed);
-        // Relaxed: only a count.
+        // Relaxed, here and below: only counts.
+        self.listed.fetch_add(1, Relaxed);
+        #[cfg(not(any(raddle_loom, raddle_shuttle)))]
         self.len.fetch_add(1, Relaxed);
         // Relaxed: only the expected value of the exchange.
         let mut newest = self.newest.load(Relaxed);
@@ -366,8 +398,8 @@ impl Slabs {
                 Err(now) => before = SpareStack(now),
             }
         };
-        // Relaxed: only an approximate number. It wraps for a moment if a thread that has already taken the record was
-        // faster to subtract it; a search is then in vain.
+        // Relaxed: only an approximate number. It may wrap, until this addition, if a thread that has already taken the
+        // record was faster to subtract it; a search is then in vain.
         self.spare.fetch_add(1, Relaxed);
         if after.len() == used {
             self.free_spare_slabs();
@@ -376,8 +408,9 @@ impl Slabs {
 
     /// Frees those of the next slabs that have only spare records, except for the newest.
     fn free_spare_slabs(&self) {
-        let Ok(mut hand) = self.hand.try_lock() else { return };
+        // Before the lock is taken, since a pin may run many closures.
         let guard = epoch::pin();
+        let Some(mut hand) = try_lock(&self.hand) else { return };
         for _ in 0..LOOKS {
             self.free_if_spare(&mut hand, &guard);
         }
@@ -386,14 +419,9 @@ impl Slabs {
     /// Frees all slabs that have only spare records, except for the newest.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     pub(super) fn free_all_spare(&self) {
-        let Ok(mut hand) = self.hand.try_lock() else { return };
-        *hand = Hand::default();
-        loop {
-            // Each pin permits the epoch to pass, and so the memory of earlier slabs to be freed.
-            self.free_if_spare(&mut hand, &epoch::pin());
-            if hand.0.is_null() {
-                return;
-            }
+        // Relaxed: only a bound. The hand passes each slab once, and the end of the list.
+        for _ in 0..=self.listed.load(Relaxed).div_ceil(LOOKS) {
+            self.free_spare_slabs();
         }
     }
 
@@ -402,7 +430,7 @@ impl Slabs {
         let Some((Some(before), slab)) = hand.advance(self) else { return };
         // SAFETY: this thread has the hand, so a listed slab is not freed.
         let Slab { older, stack, used, .. } = unsafe { slab.as_ref() };
-        // Relaxed: only a thread that has the hand changes the number, unless the slab is the newest.
+        // Relaxed: once a slab is listed, only a thread that has the hand changes the number.
         if SpareStack(stack.load(acquire(edge::spare::ALL))).len() == used.load(Relaxed) {
             // Relaxed: the older slab was listed before this one, and whoever reaches this one has acquired both.
             before.older.store(older.load(Relaxed), Relaxed);
@@ -410,7 +438,7 @@ impl Slabs {
             // Relaxed: only an approximate number.
             self.spare.fetch_sub(self.records, Relaxed);
             // Relaxed: only a count.
-            self.len.fetch_sub(1, Relaxed);
+            self.listed.fetch_sub(1, Relaxed);
             // SAFETY: the slab has left the list; its spare records can be taken only by means of the hand, by way of
             // the list.
             unsafe { self.retire(slab, guard) };
@@ -460,7 +488,7 @@ impl Slabs {
     /// Returns the numbers of spare records and of all records. They are exact while no other thread uses the slabs.
     pub fn count(&self) -> (usize, usize) {
         // Relaxed: the model has joined all other threads.
-        (self.spare.load(Relaxed), self.len.load(Relaxed) * self.records)
+        (self.spare.load(Relaxed), self.listed.load(Relaxed) * self.records)
     }
 
     /// Gives back a record, which no pinned thread uses.

@@ -10,8 +10,8 @@
 //!
 //! # Who may touch what
 //!
-//! * `parts`: incremented by any thread while it is not zero ([`admit`](FamilyCount::admit)); decremented by the owner
-//!   of a part.
+//! * `parts`: incremented by any thread while it is not zero ([`begin_part`](FamilyCount::begin_part)); decremented by
+//!   the owner of a part.
 //! * `open`: incremented by the owner of a part or share; decremented by the owner of a share. There is one share each
 //!   for the parent's work, the right to complete the parent if it is asynchronous, each child, and the drop of the
 //!   value of each of the family's variables.
@@ -22,8 +22,8 @@
 //!
 //! # Progress
 //!
-//! Every function is wait-free except `admit`, which is lock-free: apart from spurious failures of its CAS, it repeats
-//! the CAS only if another thread has begun or ended a part.
+//! Every function is wait-free except `begin_part`, which is lock-free: apart from spurious failures of its CAS, it
+//! repeats the CAS only if another thread has begun or ended a part.
 
 use crate::sync::{
     Ordering::Relaxed,
@@ -54,7 +54,7 @@ impl FamilyCount {
 
     /// Begins another part of the parent's work, unless the work is over. Returns whether a part has begun.
     #[must_use = "the part must be ended"]
-    pub fn admit(&self) -> bool {
+    pub fn begin_part(&self) -> bool {
         // Relaxed: zero is final, and any other value is only a guess for the exchange.
         let mut parts = self.parts.load(Relaxed);
         while parts != 0 || removed(step::ADMIT_WHILE_WORKING) {

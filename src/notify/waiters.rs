@@ -91,7 +91,7 @@ pub enum Goal<'g> {
         /// Holds the pointer that identifies the operation that keeps this one from entering a queue, or null while
         /// none does. That pointer is never dereferenced either. `None` if no operation can ever keep this one from
         /// entering a queue.
-        held_back_by: Option<&'g AtomicPtr<()>>,
+        kept_out_by: Option<&'g AtomicPtr<()>>,
     },
     /// The operations that are in this count and that the given wait covers; if no wait is given, all operations in the
     /// count.
@@ -104,9 +104,7 @@ impl Goal<'_> {
         match self {
             // Relaxed: set before the wait, and never changed except to null. An outdated pointer merely leaves the
             // entry among those that every walk considers.
-            Self::Op { task, held_back_by } => {
-                held_back_by.is_none_or(|by| by.load(Relaxed).is_null()).then_some(*task)
-            }
+            Self::Op { task, kept_out_by } => kept_out_by.is_none_or(|by| by.load(Relaxed).is_null()).then_some(*task),
             Self::Counted(..) => None,
         }
     }
@@ -115,10 +113,10 @@ impl Goal<'_> {
     /// from entering a queue.
     pub fn depends_on(&self, task: NonNull<()>) -> bool {
         match self {
-            // Relaxed: see `WaitersPlace::is_held_back_by`. The caller has found the operation of `task` to be
+            // Relaxed: see `WaitersPlace::is_kept_out_by`. The caller has found the operation of `task` to be
             // incomplete.
-            Self::Op { task: own, held_back_by } => {
-                *own == task || held_back_by.is_some_and(|by| by.load(Relaxed) == task.as_ptr())
+            Self::Op { task: own, kept_out_by } => {
+                *own == task || kept_out_by.is_some_and(|by| by.load(Relaxed) == task.as_ptr())
             }
             Self::Counted(..) => false,
         }

@@ -124,10 +124,10 @@ pub(crate) fn stats(core: &Core) -> Stats {
     Stats { pushed: ended + pending, ended, pending, helped, lanes, operations, lost }
 }
 
-/// [`push`] for an operation without properties except a name, on an engine that [only
+/// [`push`] for an operation pushed on the [short way](crate::engine::push), on an engine that [only
 /// records](Core::only_records).
 #[inline(never)]
-pub(crate) fn plain_push<const N: usize>(
+pub(crate) fn push_short<const N: usize>(
     core: &Core,
     op: &OpRef<Task>,
     name: &'static str,

@@ -77,7 +77,7 @@ pub struct WaitersPlace {
     /// The task of the operation, or null. The pointer is only compared.
     task: AtomicPtr<()>,
     /// The task of the operation that keeps this one from entering a queue, or null. The pointer is only compared.
-    held_back_by: AtomicPtr<()>,
+    kept_out_by: AtomicPtr<()>,
 }
 
 impl WaitersPlace {
@@ -101,36 +101,36 @@ impl WaitersPlace {
     }
 
     /// Records that the operation with the task `by` keeps this one from entering a queue.
-    pub(crate) fn hold_back(&self, by: NonNull<()>) {
+    pub(crate) fn keep_out(&self, by: NonNull<()>) {
         // Relaxed: set before the push returns the handle, and passing the handle to another thread orders the store.
-        self.held_back_by.store(by.as_ptr(), Relaxed);
+        self.kept_out_by.store(by.as_ptr(), Relaxed);
     }
 
     /// Records that no operation keeps this one from entering a queue any longer.
     pub(crate) fn let_go(&self) {
-        // Relaxed: see `is_held_back_by`.
-        self.held_back_by.store(std::ptr::null_mut(), Relaxed);
+        // Relaxed: see `is_kept_out_by`.
+        self.kept_out_by.store(std::ptr::null_mut(), Relaxed);
     }
 
     /// Returns the atomic that contains a pointer to the task of the operation that keeps this one from entering a
     /// queue, or null if there is none. The pointer in it may only be compared.
-    pub(crate) fn held_back_by(&self) -> &AtomicPtr<()> {
-        &self.held_back_by
+    pub(crate) fn kept_out_by(&self) -> &AtomicPtr<()> {
+        &self.kept_out_by
     }
 
     /// Whether an operation keeps this one from entering a queue.
-    pub(super) fn is_held_back(&self) -> bool {
-        // Relaxed: see `is_held_back_by`.
-        !self.held_back_by.load(Relaxed).is_null()
+    pub(super) fn is_kept_out(&self) -> bool {
+        // Relaxed: see `is_kept_out_by`.
+        !self.kept_out_by.load(Relaxed).is_null()
     }
 
     /// Whether the operation with the task `by` keeps this one from entering a queue.
-    pub(crate) fn is_held_back_by(&self, by: NonNull<()>) -> bool {
+    pub(crate) fn is_kept_out_by(&self, by: NonNull<()>) -> bool {
         // Relaxed: the value is exact inside the work that holds the operation back. It is also exact inside operations
         // released together with this one, since they enter their queues only after `let_go` has been called for all of
         // them. Other threads may read an earlier value, but they do not run inside the operation that this value
         // identifies.
-        self.held_back_by.load(Relaxed) == by.as_ptr()
+        self.kept_out_by.load(Relaxed) == by.as_ptr()
     }
 }
 

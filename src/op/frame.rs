@@ -35,7 +35,7 @@ use smallvec::SmallVec;
 
 use crate::{
     device::{
-        callback::{as_kernel, in_kernel},
+        running_kernel::{as_kernel, in_kernel},
         stream::GpuStream,
     },
     engine::core::Core,
@@ -46,8 +46,8 @@ use crate::{
     },
     op::{
         cancellable::WaitersPlace,
+        group_core::GroupCore,
         kin::Kin,
-        members::GroupCore,
         no_wait::{self, Reasons},
         task::{Task, flag},
     },
@@ -538,9 +538,9 @@ pub(crate) fn runs(claim: &Claim) -> bool {
 }
 
 /// Whether the operation with this place is a child that waits for work on this thread to end.
-pub(crate) fn holds_back(place: &WaitersPlace) -> bool {
+pub(crate) fn keeps_out(place: &WaitersPlace) -> bool {
     // Most operations are not held back, and the search grows with the frames.
-    place.is_held_back() && any_frame(|frame| frame.family().is_some_and(|family| family.holds_back(place)))
+    place.is_kept_out() && any_frame(|frame| frame.family().is_some_and(|family| family.keeps_out(place)))
 }
 
 /// Returns the name of an operation on this thread that belongs to `group` or to a group inside it, and where the

@@ -13,7 +13,7 @@ use crate::{
         cancellable::Cancellable,
         frame::Call,
         spec::Spec,
-        task::{Beside, Claimed, Cleanup, Job, flag},
+        task::{Beside, Claimed, Job, Remainder, flag},
     },
 };
 
@@ -28,26 +28,26 @@ pub(crate) trait Sink: Send + 'static {
         Claimed::Run
     }
     /// [`Job::started`].
-    fn started(&mut self) -> Cleanup {
-        Cleanup::default()
+    fn started(&mut self) -> Remainder {
+        Remainder::default()
     }
     /// [`Job::report`].
-    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup;
+    fn report(&mut self, result: Result<(), &OpError>) -> Remainder;
 }
 
 impl Sink for () {
     const REPORTS: bool = false;
-    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
-        Cleanup::default()
+    fn report(&mut self, _result: Result<(), &OpError>) -> Remainder {
+        Remainder::default()
     }
 }
 
 /// What the function leaves in this sink is dropped in the epilogue, since its drop may run program code.
 impl<T: Send + 'static> Sink for Option<T> {
-    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
-        let mut cleanup = Cleanup::default();
-        self.take().into_iter().for_each(|left| cleanup.and_drop(left));
-        cleanup
+    fn report(&mut self, _result: Result<(), &OpError>) -> Remainder {
+        let mut remainder = Remainder::default();
+        self.take().into_iter().for_each(|left| remainder.and_drop(left));
+        remainder
     }
 }
 
@@ -66,10 +66,10 @@ where
     }
 }
 
-/// Creates the job of an operation that reports its result to nobody.
+/// Creates the job of an operation whose result goes nowhere but to its variables.
 #[inline(always)]
-pub(crate) fn plain(f: impl FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static) -> impl Job {
-    FnJob::with((), move |cx: &Call<'_>, (): &mut ()| f(cx))
+pub(crate) fn without_sink(f: impl FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static) -> impl Job {
+    FnJob::with((), move |call: &Call<'_>, (): &mut ()| f(call))
 }
 
 impl<F, S: Sink> Job for FnJob<F, S>
@@ -83,16 +83,16 @@ where
     }
 
     #[inline]
-    unsafe fn start(this: *mut Self, cx: &Call<'_>) -> Result<(), Cause> {
+    unsafe fn start(this: *mut Self, call: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: (1): no other thread uses the job.
         let this = unsafe { &mut *this };
         match this.f.take() {
-            Some(f) => f(cx, &mut this.sink),
+            Some(f) => f(call, &mut this.sink),
             None => Ok(()),
         }
     }
 
-    fn started(&mut self) -> Cleanup {
+    fn started(&mut self) -> Remainder {
         self.sink.started()
     }
 
@@ -100,7 +100,7 @@ where
         self.f = None;
     }
 
-    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
+    fn report(&mut self, result: Result<(), &OpError>) -> Remainder {
         self.sink.report(result)
     }
 }
@@ -142,8 +142,8 @@ pub(crate) fn shared<F, R>(spec: &Spec, location: &'static Location<'static>, f:
 pub(crate) fn returning<R>(
     f: impl FnOnce(&Call<'_>) -> Result<R, Cause>,
 ) -> impl FnOnce(&Call<'_>, Out<R>) -> Result<(), Cause> {
-    move |cx, mut out| {
-        let value = f(cx)?;
+    move |call, mut out| {
+        let value = f(call)?;
         // SAFETY: (1): the operation ends when this function has returned.
         unsafe { out.set(value) };
         Ok(())
@@ -154,10 +154,10 @@ pub(crate) fn returning<R>(
 pub(crate) fn completing(
     f: impl FnOnce(&Call<'_>) -> Result<(), Cause>,
 ) -> impl FnOnce(&Call<'_>, Out<()>) -> Result<(), Cause> {
-    move |cx, mut out| {
+    move |call, mut out| {
         // SAFETY: (1): `f` has not received the completion yet.
         unsafe { out.set(()) };
-        f(cx)
+        f(call)
     }
 }
 
@@ -195,26 +195,26 @@ where
         self.shared.as_ref().map(|shared| shared.beside() as &Beside)
     }
 
-    unsafe fn start(this: *mut Self, cx: &Call<'_>) -> Result<(), Cause> {
+    unsafe fn start(this: *mut Self, call: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: (1): no thread has ended the operation yet.
         let Some(shared) = (unsafe { &(*this).shared }) else { return Ok(()) };
         // If another thread ends the operation during the call, it takes the job's reference.
-        let _kept = cx.op().task().has(flag::ASYNC).then(|| Arc::clone(shared));
+        let _kept = call.op().task().has(flag::ASYNC).then(|| Arc::clone(shared));
         let shared = &**shared;
         let Some(f) = Self::take_function(shared) else { return Ok(()) };
         // SAFETY: (1): only the address of the field is computed.
         let value = unsafe { &raw mut (*this).value };
         // SAFETY: the address of a field is not null.
         let out = Out(unsafe { NonNull::new_unchecked(value) });
-        cx.frame().claimed_by(shared.beside().claim(), || f(cx, out))
+        call.frame().claimed_by(shared.beside().claim(), || f(call, out))
     }
 
     fn discard(&mut self) {
         drop(self.shared.as_deref().and_then(Self::take_function));
     }
 
-    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
-        let Some(shared) = self.shared.take() else { return Cleanup::default() };
+    fn report(&mut self, result: Result<(), &OpError>) -> Remainder {
+        let Some(shared) = self.shared.take() else { return Remainder::default() };
         let (result, unwanted) = match (result, self.value.take()) {
             (Ok(()), Some(value)) => (Ok(value), None),
             (Ok(()), None) => (Err(shared.beside().failure()), None),
@@ -224,13 +224,13 @@ where
         };
         // An uncalled function is dropped in the epilogue. There is none if the function has returned a value.
         let f = if result.is_err() { Self::take_function(&shared) } else { None };
-        let mut cleanup = Cleanup::new(shared.set(result), shared);
+        let mut remainder = Remainder::new(shared.set(result), shared);
         if let Some(f) = f {
-            cleanup.and_drop(f);
+            remainder.and_drop(f);
         }
         if let Some(value) = unwanted.filter(|_| needs_drop::<R>()) {
-            cleanup.and_drop(value);
+            remainder.and_drop(value);
         }
-        cleanup
+        remainder
     }
 }

@@ -17,7 +17,7 @@ pub(crate) trait Kin: Send + Sync {
     /// compared. `each_held` and `each_parent` cover that frame and the frames around it.
     fn known_from(&self) -> Option<*const ()>;
     /// Whether a child with this place waits for the parent's work to end.
-    fn holds_back(&self, place: &WaitersPlace) -> bool;
+    fn keeps_out(&self, place: &WaitersPlace) -> bool;
     /// Records that the parent is a future, whose work ends once the future has ended and its guards have been dropped.
     /// Called in the parent's function; never called for a scope.
     fn begin_future(&self);

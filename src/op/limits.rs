@@ -1,4 +1,5 @@
-//! What limits an operation: its group, its deadline, its family, and its children.
+//! What limits an operation: its group, its deadline, its family, and its children. Limits on the number of *pending*
+//! operations are another matter, that of [`group::room`](crate::group::room).
 //!
 //! Only operations with [`flag::LIMITED`](super::task::flag::LIMITED) have a [`Limits`], which is boxed. Its memory is
 //! retired with the task's, so any pinned thread that has found the operation may read the constant part.
@@ -38,8 +39,8 @@ use crate::{
         pending::{PendingOps, Ticket},
     },
     op::{
+        group_core::{GroupCore, Kept},
         kin::{Kin, KinShare},
-        members::{GroupCore, Kept},
     },
     sync::cell::UnsafeCell,
 };

@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use crate::{device::callback::in_kernel, sync::thread_static};
+use crate::{device::running_kernel::in_kernel, sync::thread_static};
 
 /// Why the program code running on this thread must not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -61,10 +61,11 @@ impl Spec {
         Self { name, priority: 0, flags, lane: 0, is_admitted: false, is_child: false, passes_closed: false }
     }
 
-    /// Returns whether the operation has no property but a name, which owns no memory.
-    pub(crate) fn is_plain(&self) -> bool {
-        let is_plain = self.flags & !flag::NAMED == 0 && self.lane == 0 && self.priority == 0;
-        is_plain && !self.passes_closed && !self.is_admitted && !self.is_child
+    /// Whether the operation is *bare*: it has no property but a name, which owns no memory. Neither its function nor a
+    /// handle is a property.
+    pub(crate) fn is_bare(&self) -> bool {
+        let is_normal = self.flags & !flag::NAMED == 0 && self.lane == 0 && self.priority == 0;
+        is_normal && !self.passes_closed && !self.is_admitted && !self.is_child
     }
 
     /// Returns the properties of an internal operation.
@@ -87,7 +88,8 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// Returns the route of operations with `property`.
+    /// Returns the route of CPU operations with `property`. The lanes have these numbers because
+    /// [`EngineBuilder::build`](crate::EngineBuilder::build) creates them in this order.
     #[inline]
     pub(crate) fn of(property: Property, kind: EngineKind) -> Self {
         let per_device = kind == EngineKind::PerDevice;

@@ -75,9 +75,10 @@ pub(crate) mod flag {
     pub(crate) const SILENT: u16 = 8;
     /// Completes when its completion is used, not when its function returns.
     pub(crate) const ASYNC: u16 = 16;
-    /// Belongs to a device lane.
-    pub(crate) const ON_DEVICE: u16 = 32;
-    /// Has [limits](super::Limits). Such an operation also has `REPORTS`.
+    /// Belongs to a GPU lane, whose thread runs it.
+    pub(crate) const GPU_LANE: u16 = 32;
+    /// Has [limits](super::Limits): a group, a deadline, a family or children. Such an operation also has `REPORTS`.
+    /// Has nothing to do with a limit on pending operations, which the phase `BOUNDED` of an engine stands for.
     pub(crate) const LIMITED: u16 = 64;
     /// Has its events recorded.
     pub(crate) const RECORDED: u16 = 128;
@@ -87,8 +88,9 @@ pub(crate) mod flag {
     pub(crate) const NAMED: u16 = 512;
     /// Is a clean-up: no shutdown, group, deadline or handle cancels it.
     pub(crate) const KEPT: u16 = 1024;
-    /// Issues work on the stream of a device.
-    pub(crate) const DEVICE: u16 = 2048;
+    /// Issues work on the lane's stream. An operation with `GPU_LANE` but without a stream runs like one of the CPU,
+    /// once its dependencies are complete.
+    pub(crate) const STREAM: u16 = 2048;
     /// Causes the device to copy values in host memory that the function neither reads nor writes.
     pub(crate) const COPY: u16 = 4096;
     /// Belongs to the engine: a shutdown neither refuses nor cancels it.
@@ -120,7 +122,7 @@ pub(crate) struct Task {
     location: &'static Location<'static>,
     /// Initialised if [`flag::NAMED`] is set.
     name: MaybeUninit<Name>,
-    body: UnsafeCell<MaybeUninit<InlineJob>>,
+    body: UnsafeCell<MaybeUninit<StoredJob>>,
     /// From a box. Initialised if [`flag::LIMITED`] is set.
     limits: MaybeUninit<NonNull<Limits>>,
     /// Initialised if [`flag::ASYNC`] is set.
@@ -217,7 +219,7 @@ impl Task {
         }
         set! { task, body: UnsafeCell::new(MaybeUninit::uninit()) }
         // SAFETY: (1): the body was written above, and no other thread uses it.
-        unsafe { &(*task).body }.with_mut(|body| unsafe { InlineJob::init(body.cast(), work) });
+        unsafe { &(*task).body }.with_mut(|body| unsafe { StoredJob::init(body.cast(), work) });
         // SAFETY: (1).
         unsafe { Self::add_flags(task, const { flags_of::<W>() }) };
     }
@@ -423,12 +425,12 @@ impl Op<Task> {
     /// 1. The operation is ready, and this thread owns it.
     /// 2. This is called once.
     #[inline(always)]
-    pub(crate) unsafe fn start(&self, cx: &Call<'_>) -> Result<(), Cause> {
+    pub(crate) unsafe fn start(&self, call: &Call<'_>) -> Result<(), Cause> {
         // The cell is not borrowed during the call: the function looks at the handle, and another thread may end the
         // operation meanwhile.
         // SAFETY: (1) makes this thread the only user of the body, except of jobs that end early.
         let body = unsafe { self.with_body(|body| Body(body.0)) };
-        body.start(cx)
+        body.start(call)
     }
 
     /// Calls the function.
@@ -436,22 +438,22 @@ impl Op<Task> {
     /// # Safety
     /// 1. The operation is ready, and this thread owns it.
     /// 2. This is called once.
-    pub(crate) unsafe fn start_in_limits(&self, cx: &Call<'_>) -> Result<(), Cause> {
+    pub(crate) unsafe fn start_in_limits(&self, call: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: (1) and (2).
-        let start = || unsafe { self.start(cx) };
+        let start = || unsafe { self.start(call) };
         let Some(limits) = self.task().limits() else { return start() };
         // SAFETY: (1).
         unsafe { limits.will_fail_itself() };
         // Another thread may end an asynchronous operation during the call.
         let (group, kin) = (limits.group().cloned(), limits.kin().cloned());
-        cx.frame().in_group(group.as_ref(), kin.as_ref(), start)
+        call.frame().in_group(group.as_ref(), kin.as_ref(), start)
     }
 
     /// Takes the program code that remains to be run after the start of an asynchronous operation.
     ///
     /// # Safety
     /// 1. The operation is asynchronous, and this thread has started it.
-    pub(crate) unsafe fn started(&self) -> Cleanup {
+    pub(crate) unsafe fn started(&self) -> Remainder {
         // SAFETY: (1): ending an asynchronous operation touches only jobs that end early, which this does not touch.
         unsafe { self.with_body(Body::started) }
     }
@@ -472,7 +474,7 @@ impl Op<Task> {
     /// # Safety
     /// 1. This thread ends the operation.
     #[inline]
-    pub(crate) unsafe fn report(&self, result: Result<(), &OpError>, may_run: bool) -> Cleanup {
+    pub(crate) unsafe fn report(&self, result: Result<(), &OpError>, may_run: bool) -> Remainder {
         let Some(limits) = self.task().limits() else {
             // SAFETY: (1): if the function may run, only jobs that end early are touched.
             return unsafe { self.with_body(|body| body.report(result, may_run)) };
@@ -480,10 +482,10 @@ impl Op<Task> {
         // SAFETY: (1).
         let is_abandoned = unsafe { self.beside() }.is_some_and(|beside| beside.claim().settle());
         // SAFETY: (1): as above.
-        let cleanup = unsafe { self.with_body(|body| body.report(result, may_run)) };
+        let remainder = unsafe { self.with_body(|body| body.report(result, may_run)) };
         // SAFETY: (1).
         unsafe { limits.end(is_abandoned, result) };
-        cleanup
+        remainder
     }
 
     /// Calls `f` with the body.
@@ -543,17 +545,17 @@ pub(crate) trait Job: Send + 'static {
     /// # Safety
     /// 1. `this` points to a job, which no other thread uses, except in `report` if the job
     ///    [may end early](Self::ENDS_EARLY).
-    unsafe fn start(this: *mut Self, cx: &Call<'_>) -> Result<(), Cause>;
+    unsafe fn start(this: *mut Self, call: &Call<'_>) -> Result<(), Cause>;
     /// Returns the program code that remains to be run after the start of an asynchronous operation. Called by the
     /// thread that started the operation, if the start succeeded. The operation may have ended by then.
-    fn started(&mut self) -> Cleanup {
-        Cleanup::default()
+    fn started(&mut self) -> Remainder {
+        Remainder::default()
     }
     /// Drops the function if it was not called. Called after the variables were released.
     fn discard(&mut self);
     /// Sets the result. Called after the variables were released. Must not run program code; instead, returns such code
     /// to the caller.
-    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup;
+    fn report(&mut self, result: Result<(), &OpError>) -> Remainder;
 }
 
 /// The number of words in a record for the operation's job. Larger jobs are boxed.
@@ -564,9 +566,9 @@ const fn fits<W>() -> bool {
     size_of::<W>() <= size_of::<[u64; WORDS]>() && align_of::<W>() <= align_of::<u64>()
 }
 
-/// A [`Job`] of any type, inline if it fits, and otherwise boxed.
+/// A [`Job`] of any type, stored in the record if it fits, and otherwise in a box.
 #[repr(C)]
-pub(crate) struct InlineJob {
+pub(crate) struct StoredJob {
     vtable: &'static VTable,
     storage: [MaybeUninit<u64>; WORDS],
 }
@@ -586,8 +588,8 @@ struct VTable {
 struct Reporting {
     claim: unsafe fn(*mut ()) -> Claimed,
     beside: unsafe fn(*mut ()) -> Option<NonNull<Beside>>,
-    started: unsafe fn(*mut ()) -> Cleanup,
-    report: unsafe fn(*mut (), Result<(), &OpError>) -> Cleanup,
+    started: unsafe fn(*mut ()) -> Remainder,
+    report: unsafe fn(*mut (), Result<(), &OpError>) -> Remainder,
     /// [`Job::ENDS_EARLY`].
     ends_early: bool,
 }
@@ -598,9 +600,9 @@ pub(crate) const fn flags_of<W: Job>() -> u16 {
 }
 
 // SAFETY: the stored job is `Send`.
-unsafe impl Send for InlineJob {}
+unsafe impl Send for StoredJob {}
 
-impl InlineJob {
+impl StoredJob {
     /// Initialises a body in place.
     ///
     /// # Safety
@@ -676,9 +678,9 @@ impl Reporting {
 ///
 /// # Safety
 /// 1. `init` has stored a `W` at `storage`, and the conditions of [`Job::start`] hold.
-unsafe fn __rust_begin_short_backtrace<W: Job>(storage: *mut (), cx: &Call<'_>) -> Result<(), Cause> {
+unsafe fn __rust_begin_short_backtrace<W: Job>(storage: *mut (), call: &Call<'_>) -> Result<(), Cause> {
     // SAFETY: (1).
-    let result = unsafe { W::start(job_at::<W>(storage), cx) };
+    let result = unsafe { W::start(job_at::<W>(storage), call) };
     // Keeps the frame of this function on the stack during the call.
     hint::black_box(());
     result
@@ -693,7 +695,7 @@ pub(crate) struct ErasedJob {
 }
 
 /// A job that is not in a record yet.
-struct Loose(InlineJob);
+struct Loose(StoredJob);
 
 impl Drop for Loose {
     fn drop(&mut self) {
@@ -706,7 +708,7 @@ impl ErasedJob {
     pub(crate) fn new<W: Job>(work: W) -> Self {
         let mut job = MaybeUninit::uninit();
         // SAFETY: (1): the memory is on this stack.
-        unsafe { InlineJob::init(job.as_mut_ptr(), work) };
+        unsafe { StoredJob::init(job.as_mut_ptr(), work) };
         // SAFETY: `init` has initialised the table, and the storage is `MaybeUninit`.
         Self { limits: None, body: Loose(unsafe { job.assume_init() }), reports: W::REPORTS }
     }
@@ -723,7 +725,7 @@ impl ErasedJob {
     }
 
     /// Returns the job, the limits, and the flags of an operation with both.
-    pub(super) fn into_parts(self) -> (InlineJob, Option<Box<Limits>>, u16) {
+    pub(super) fn into_parts(self) -> (StoredJob, Option<Box<Limits>>, u16) {
         let Self { limits, body, reports } = self;
         let flags = if limits.is_some() { flag::LIMITED | flag::REPORTS } else { 0 };
         let body = ManuallyDrop::new(body);
@@ -735,13 +737,13 @@ impl ErasedJob {
 
 /// A job in place, for its user. The job is not borrowed as a whole, since another thread may end the operation while
 /// this one starts it.
-pub(super) struct Body(*mut InlineJob);
+pub(super) struct Body(*mut StoredJob);
 
 impl Body {
     /// # Safety
     /// 1. `body` is initialised, and what the caller does with the job is permitted by the head of this module.
     #[inline(always)]
-    pub(crate) unsafe fn new(body: *mut InlineJob) -> Self {
+    pub(crate) unsafe fn new(body: *mut StoredJob) -> Self {
         Self(body)
     }
 
@@ -768,15 +770,15 @@ impl Body {
     }
 
     #[inline(always)]
-    pub(crate) fn start(&self, cx: &Call<'_>) -> Result<(), Cause> {
+    pub(crate) fn start(&self, call: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable().start)(self.storage(), cx) }
+        unsafe { (self.vtable().start)(self.storage(), call) }
     }
 
-    pub(crate) fn started(&self) -> Cleanup {
+    pub(crate) fn started(&self) -> Remainder {
         // Another thread may be ending the operation, and then uses a job that ends early.
         let Some(table) = self.vtable().reporting.as_ref().filter(|table| !table.ends_early) else {
-            return Cleanup::default();
+            return Remainder::default();
         };
         // SAFETY: the storage holds the type that `vtable` was made for.
         unsafe { (table.started)(self.storage()) }
@@ -788,13 +790,13 @@ impl Body {
     }
 
     /// Sets the result. `may_run` says whether the function may still be running.
-    fn report(&self, result: Result<(), &OpError>, may_run: bool) -> Cleanup {
+    fn report(&self, result: Result<(), &OpError>, may_run: bool) -> Remainder {
         match &self.vtable().reporting {
             Some(table) if !may_run || table.ends_early => {
                 // SAFETY: the storage holds the type that `vtable` was made for.
                 unsafe { (table.report)(self.storage(), result) }
             }
-            _ => Cleanup::default(),
+            _ => Remainder::default(),
         }
     }
 
@@ -807,18 +809,18 @@ impl Body {
     }
 }
 
-/// Program code that must run after an operation has completed: wakers to wake and values to drop. It may wait, push,
-/// panic or take a long time, so it runs after newly ready operations have been dispatched.
+/// The program code that remains to be run once an operation is complete: wakers to wake and values to drop. It may
+/// wait, push, panic or take a long time, so it runs after newly ready operations have been dispatched.
 #[derive(Default)]
 #[must_use = "its wakers must be woken"]
-pub(crate) struct Cleanup {
+pub(crate) struct Remainder {
     wakers: Option<Wakers>,
     /// Values to drop, such as a result that no handle can return, or a cleared failure.
     unwanted: Option<Box<dyn Any + Send>>,
 }
 
-impl Cleanup {
-    /// Creates the `Cleanup` of a `oneshot` that was set, with what [`Oneshot::set`] returned.
+impl Remainder {
+    /// Creates the `Remainder` of a `oneshot` that was set, with what [`Oneshot::set`] returned.
     pub(crate) fn new<R: Send + 'static, T>(set: Set<R>, oneshot: Arc<Oneshot<R, T>>) -> Self {
         let (wakers, unwanted) = match set {
             Ok(wakers) => (wakers, Arc::into_inner(oneshot).and_then(Oneshot::into_result)),

@@ -14,11 +14,11 @@ use crate::{
     },
     op::{
         frame::Call,
-        job::{FnJob, Sink, plain},
+        job::{FnJob, Sink, without_sink},
         kin::KinShare,
         no_wait::{self, NoWait},
         spec::{Entry, RefKind, Spec},
-        task::{Cleanup, ErasedJob, Task, flag},
+        task::{ErasedJob, Remainder, Task, flag},
         variable::{ValueMemory, VarCell, VarRef},
     },
     system::panics,
@@ -34,8 +34,8 @@ pub(crate) fn clear_error(
     let spec = Spec::internal("clear_error", 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
     let entry = Entry { cell: var.ptr(), mode: Mode::Write, refs: RefKind::None };
     // The failure is dropped in the epilogue, since its drop may run program code.
-    let clear = |cx: &Call<'_>, cleared: &mut Option<OpError>| {
-        for access in cx.op().accesses() {
+    let clear = |call: &Call<'_>, cleared: &mut Option<OpError>| {
+        for access in call.op().accesses() {
             // SAFETY: the operation holds the variable for writing, and the device operations before it are
             // complete.
             *cleared = unsafe { VarCell::of(access).fault().set_failure(None) };
@@ -67,9 +67,9 @@ pub(crate) fn delete_variable(
         drop(f);
         return Err(error);
     }
-    let delete = move |cx: &Call<'_>| {
+    let delete = move |call: &Call<'_>| {
         let empty = || {
-            for access in cx.op().accesses() {
+            for access in call.op().accesses() {
                 // SAFETY: the operation holds the variable for writing, and a closed variable accepts no further
                 // operation that uses the value.
                 unsafe { VarCell::of(access).empty() };
@@ -78,19 +78,19 @@ pub(crate) fn delete_variable(
         // A panic in the value's drop must not keep `f` from being called.
         no_wait::without_waits(NoWait::Deletion, || {
             let emptied = panics::catch(empty);
-            match (emptied, panics::catch(|| f(cx))) {
+            match (emptied, panics::catch(|| f(call))) {
                 (Ok(()), Ok(())) => {}
                 (Err(payload), Ok(())) | (Ok(()), Err(payload)) => resume_unwind(payload),
                 (Err(first), Err(second)) => {
                     // Both panics are reported.
-                    cx.core().record_failure(&cx.op().task().failed_by_panic(first));
+                    call.core().record_failure(&call.op().task().failed_by_panic(first));
                     resume_unwind(second);
                 }
             }
         });
         Ok(())
     };
-    core.push_sorted(&spec, spec.priority, location, &[entry], ErasedJob::new(plain(delete)))
+    core.push_sorted(&spec, spec.priority, location, &[entry], ErasedJob::new(without_sink(delete)))
 }
 
 /// Frees a variable whose last handle was dropped, after the pending operations on it.
@@ -146,8 +146,8 @@ pub(crate) unsafe fn empty_variable(
     let spec = Spec::internal("drop", i32::MAX, flag::NO_SKIP | flag::SILENT).passing_closed();
     let entry = Entry { cell, mode: Mode::Overwrite, refs: RefKind::None };
     // The share is dropped in the epilogue, since the end of the family may run program code.
-    let empty = |cx: &Call<'_>, _: &mut Option<KinShare>| {
-        for access in cx.op().accesses() {
+    let empty = |call: &Call<'_>, _: &mut Option<KinShare>| {
+        for access in call.op().accesses() {
             // SAFETY: (1): the operation holds the variable for writing. (2): the caller guarantees this.
             no_wait::without_waits(NoWait::Deletion, || unsafe { VarCell::of(access).empty() });
         }
@@ -215,7 +215,7 @@ struct Freed {
 unsafe impl Send for Freed {}
 
 impl Sink for Freed {
-    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
+    fn report(&mut self, result: Result<(), &OpError>) -> Remainder {
         // SAFETY: this operation is the last one ever pushed on the variable, and its accesses are done.
         unsafe { VarCell::free(self.cell) };
         self.failure.report(result)

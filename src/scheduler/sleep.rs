@@ -15,8 +15,6 @@ use std::{
 use crossbeam_utils::CachePadded;
 
 use super::activity::Count;
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-use crate::memory::pool;
 use crate::{
     memory::epoch::{self, Stamp},
     sync::{
@@ -27,6 +25,8 @@ use crate::{
     },
     testing::pause::{self, Point},
 };
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+use {crate::memory::pool, std::time::Instant};
 
 /// What a worker without work does.
 ///
@@ -365,10 +365,15 @@ impl Sleep {
     pub fn park(&self, worker: usize, wakes: u64) {
         #[cfg(not(any(raddle_loom, raddle_shuttle)))]
         if pool::Shrinking::is_worthwhile() {
+            let start = Instant::now();
             thread::park_timeout(UNTIL_SHRINKING);
-            let is_asleep = || self.wakes_of(worker) == wakes;
+            let is_asleep = || self.wakes_of(worker) == wakes && start.elapsed() >= UNTIL_SHRINKING;
             let mut shrinking = pool::Shrinking::default();
-            while is_asleep() && shrinking.step() {}
+            while is_asleep() && shrinking.step() {
+                if shrinking.was_in_vain() {
+                    thread::park_timeout(Duration::from_millis(10));
+                }
+            }
             if !is_asleep() {
                 return self.end_park(worker);
             }

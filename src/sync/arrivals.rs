@@ -46,6 +46,8 @@ impl<T> Arrivals<T> {
     /// Adds a value.
     pub fn add(&self, value: T) {
         let node = Box::into_raw(Box::new(Arrived { value, before: null_mut() }));
+        // A node may get the address of one that was in the list when the head was read.
+        node.expose_provenance();
         // Relaxed: only the expected value of the exchange.
         let mut head = self.head.load(Relaxed);
         loop {
@@ -66,7 +68,7 @@ impl<T> Arrivals<T> {
         let mut next = self.head.swap(null_mut(), acquire(edge::arrival::TAKEN));
         while !next.is_null() {
             // SAFETY: the node came from a box, and the exchange has made it this thread's.
-            let node = *unsafe { Box::from_raw(next) };
+            let node = *unsafe { Box::from_raw(std::ptr::with_exposed_provenance_mut::<Arrived<T>>(next.addr())) };
             values.push(node.value);
             next = node.before;
         }

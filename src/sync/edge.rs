@@ -308,9 +308,9 @@ edges! {
     spare {
         /// `Slabs::give_back`.
         ReleaseSide GIVEN;
-        /// `Slabs::take_spare`.
+        /// `Slabs::take_from`.
         AcquireSide TAKEN;
-        /// `Slabs::free_spare_slabs`: a slab that has only spare records.
+        /// `Slabs::free_if_spare`: a slab that has only spare records.
         AcquireSide ALL;
     }
 
@@ -741,7 +741,7 @@ edges! {
         /// A CPU operation waits for no device once it has entered its lane (`Core::schedule_beside_gpus`).
         Step END_WAITING_FOR_DEVICES;
         /// Operations that became ready are scheduled before the program is notified (`Core::defer_epilogue`,
-        /// `run::execute_inline`).
+        /// `run::execute_plainly_with`).
         Step SCHEDULE_THEN_NOTIFY;
         /// The thread of a GPU lane wakes futures itself once the engine is closed (`Core::wake`).
         Step WAKE_HERE_ONCE_CLOSED;

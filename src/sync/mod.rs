@@ -295,6 +295,15 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// Locks `mutex` if no thread has it, ignoring poisoning like [`lock`].
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(std::sync::TryLockError::WouldBlock) => None,
+    }
+}
+
 /// Waits on `condvar`, until `deadline` at the latest, and returns the guard. If the deadline has already passed,
 /// releases the lock and returns `Err` instead. May return early, as condition variables do.
 #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(unused_variables, clippy::unnecessary_wraps))]

@@ -74,14 +74,14 @@ points! {
         CompleteFlagged,
         /// `propagate`, `propagate_from_reader`: before an access is subtracted from what its operation waits for.
         CompleteBeforeSatisfy,
-        /// `propagate_from_reader`, `end`, `end_several`, `Core::finish_completed`: before a share of a record is given
-        /// up, or the record is retired.
+        /// `propagate_from_reader`, `end`, `end_several`, `finish_completed`: before a share of a record is given up,
+        /// or the record is retired.
         CompleteBeforeRetire,
         /// `advance_tail`: the push of the next access's operation may not be over; before the tail is moved to that
         /// access.
         CompleteBeforePass,
-        /// `Core::complete`, `Core::complete_plainly`: all accesses are done; the operations that became ready are in
-        /// this thread's list.
+        /// `Core::complete`, `complete_plainly`: all accesses are done; the operations that became ready are in this
+        /// thread's list.
         Completed,
     }
     /// On the path of a ready operation into an injector.

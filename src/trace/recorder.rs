@@ -5,7 +5,7 @@
 //! * The writing end of a ring: its owning thread, in a thread-local; see [`writers`].
 //! * The reading ends and the histories not yet taken: the holder of the lock.
 //!
-//! A writing thread takes no lock and allocates nothing, except that its first event creates its ring, which the next
+//! A writing thread waits for no lock and allocates nothing, except that its first event creates its ring, which the next
 //! reader finds among the arrivals. If the ring is full, the event is only counted.
 //!
 //! The start of a function is not written by itself if the next event on its thread is the end of the operation: one
@@ -33,7 +33,7 @@ use raddle_trace::{
 use super::writers::{self, RingShared, Writer};
 use crate::{
     scheduler::priority_of,
-    sync::{Mutex, arrivals::Arrivals, lock, process::ProcessMark},
+    sync::{Mutex, arrivals::Arrivals, lock, process::ProcessMark, try_lock},
     system::clock::TraceClock,
     values::Name,
 };
@@ -449,7 +449,7 @@ impl Recorder {
         if let Ok(number) = self.shared.threads.fetch_update(Relaxed, Relaxed, next) {
             return u16::try_from(number).ok();
         }
-        let mut state = self.shared.state.try_lock().ok()?;
+        let mut state = try_lock(&self.shared.state)?;
         // Threads may have ended since the rings were read.
         state.read(&self.shared);
         state.history.reuse_thread()
@@ -508,6 +508,16 @@ impl Writer {
 }
 
 impl RecorderState {
+    /// Adds the threads that have arrived since the last call.
+    fn take_arrivals(&mut self, shared: &RecorderShared) {
+        for Arrival { name, ring } in shared.arrivals.take() {
+            if ring.thread != NO_NUMBER {
+                self.history.add_thread(ring.thread, name.as_deref());
+            }
+            self.rings.push(ring);
+        }
+    }
+
     /// Reads all rings and adds their events to the histories.
     fn read(&mut self, shared: &RecorderShared) {
         let clock = &shared.clock;
@@ -516,12 +526,7 @@ impl RecorderState {
         // clock and writing its event. Events later than `until` are therefore held for the next reading.
         let until = clock.now();
         // A thread that arrives after this reads the clock later, so its events are later than `until`.
-        for Arrival { name, ring } in shared.arrivals.take() {
-            if ring.thread != NO_NUMBER {
-                self.history.add_thread(ring.thread, name.as_deref());
-            }
-            self.rings.push(ring);
-        }
+        self.take_arrivals(shared);
         // Relaxed: only a count.
         let (mut events, mut lost) = (std::mem::take(&mut self.held), shared.unheard.swap(0, Relaxed));
         let mut ended = Vec::new();

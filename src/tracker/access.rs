@@ -336,8 +336,8 @@ impl<T> Access<T> {
         self.last_share.store(true, Relaxed);
     }
 
-    /// Returns the access's share of the record, which must be [retired](RecordShare::retire) once the access is spent
-    /// and the tail is past it. The share does not borrow the access, which may be reclaimed with the record.
+    /// Returns the access's share of the record, which must be [ended](RecordShare::end) once the access is spent and
+    /// the tail is past it. The share does not borrow the access, which may be reclaimed with the record.
     #[inline]
     pub(super) fn share(&self) -> RecordShare<T> {
         self.assert_alive();
@@ -385,10 +385,10 @@ impl<T> RecordShare<T> {
     /// # Safety
     /// 1. The access is spent, the tail is past it, and this is called once.
     #[inline]
-    pub(super) unsafe fn retire(self) {
+    pub(super) unsafe fn end(self) {
         if let Some(op) = self.op {
-            // SAFETY: (1): `retire_of` has the same contract, which the caller upholds.
-            unsafe { Self::retire_of(op, self.last) };
+            // SAFETY: (1): `end_of` has the same contract, which the caller upholds.
+            unsafe { Self::end_of(op, self.last) };
         }
     }
 
@@ -398,7 +398,7 @@ impl<T> RecordShare<T> {
     /// 1. The access is spent, the tail is past it, and this is called once.
     #[cold]
     #[inline(never)]
-    unsafe fn retire_of(op: NonNull<Op<T>>, last: bool) {
+    unsafe fn end_of(op: NonNull<Op<T>>, last: bool) {
         if last {
             op_record::retire_record(op);
         } else {

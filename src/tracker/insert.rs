@@ -366,7 +366,7 @@ pub(super) fn insert<'g, T>(
         if grantable & WRITE_OK != 0 {
             // The predecessor had `WRITE_OK` and `DONE`, and now has a next access.
             // SAFETY: it is therefore spent, the tail is past it, and only one thread links behind it.
-            unsafe { tail.share().retire() };
+            unsafe { tail.share().end() };
         }
         return Insertion::Linked;
     }
@@ -375,8 +375,8 @@ pub(super) fn insert<'g, T>(
 /// Moves the tail of `queue` from `tail` on to the access that `word` links, after deferring that access's flags.
 #[cold]
 fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, guard: &Guard) {
-    // SAFETY: the next access is retired only after the tail has passed it; the tail was at its predecessor after this
-    // thread was pinned, so the next access is not reclaimed.
+    // SAFETY: the next access's share ends only after the tail has passed it; the tail was at its predecessor after
+    // this thread was pinned, so the next access is not reclaimed.
     let next = unsafe { word.deref() };
     next.check();
     pause::at(Point::HelpBeforeHints);

@@ -23,11 +23,11 @@
 //!
 //! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`. A wait is satisfied by `WRITE_OK`, like a writer, but
 //! grants `READ_OK`, like a reader. An operation is *ready* when all its accesses are satisfied and, if it has several,
-//! its push is over. An access with `WRITE_OK`, `DONE` and a next access is *spent*. It is then *retired*, which ends
-//! its share of the operation's record. Each holder of a record ([`Hold`]) also has a share, and the thread that ends
-//! the last share retires the record. Most operations have a single access and, when they end, a single holder. This
-//! holder makes the access responsible for the record ([`end`]). The thread that finds that access spent then retires
-//! the record without counting shares.
+//! its push is over. An access with `WRITE_OK`, `DONE` and a next access is *spent*. Its share of the operation's
+//! record then ends. Each holder of a record ([`Hold`]) also has a share, and the thread that ends the last share
+//! retires the record. Most operations have a single access and, when they end, a single holder. This holder makes the
+//! access responsible for the record ([`end`]). The thread that finds that access spent then retires the record without
+//! counting shares.
 //!
 //! `READ_OK` and `WRITE_OK` reach an access by one of two routes. A flag that was grantable when the access was linked
 //! is set by the operation's pusher, or *deferred* by another thread and adopted by the pusher. A flag that became
@@ -68,9 +68,9 @@
 //! ```
 //!
 //! B's access to x lacks `WRITE_OK`, so B's thread stops there. `DONE` spends A's access, so A's thread propagates
-//! `READ_OK` and `WRITE_OK` to B's access, which spends that access too. A's thread then retires B's access, satisfies
-//! C's access to x, and subtracts one from C's `wait`. B's thread then satisfies C's access to y and finds 1 in `wait`:
-//! C is ready.
+//! `READ_OK` and `WRITE_OK` to B's access, which spends that access too. A's thread then ends B's share, satisfies C's
+//! access to x, and subtracts one from C's `wait`. B's thread then satisfies C's access to y and finds 1 in `wait`: C
+//! is ready.
 //!
 //! If A's thread goes first, it stops at B's access, because `WRITE_OK` without `DONE` grants nothing new. B's thread
 //! then spends that access and continues with C's:

@@ -48,7 +48,8 @@ pub struct Op<T> {
     /// The number of accesses not known to be in their queues, times [`ONE`], and the flag `REJECTED`. The count falls,
     /// so one comparison shows whether the operation is registered.
     unregistered: AtomicU32,
-    /// The number of shares of the record: one for each access not yet retired, and one for each [holder](OpRef::hold).
+    /// The number of shares of the record: one for each access until it is spent and the tail is past it, and one for
+    /// each [holder](OpRef::hold).
     live: AtomicU32,
     /// The number of accesses if they are in the record, or [`APART`].
     inline: u8,
@@ -67,7 +68,7 @@ pub struct Op<T> {
     /// ordering to the models.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     entered: std::sync::atomic::AtomicBool,
-    room: std::cell::UnsafeCell<MaybeUninit<Room<T>>>,
+    contents: std::cell::UnsafeCell<MaybeUninit<Contents<T>>>,
 }
 
 /// The value of [`Op::inline`] if the record has a [`Apart`].
@@ -76,10 +77,10 @@ const APART: u8 = u8::MAX;
 /// The unit of [`Op::task_at`], in bytes. In models, records are too large for a smaller unit.
 const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 1 };
 
-/// The part of a record behind its head. The accesses are laid out as declared here, but the task begins directly
-/// behind the last access.
+/// What is in a record behind its head. The accesses are laid out as declared here, but the task begins directly behind
+/// the last access.
 #[repr(C)]
-struct Room<T> {
+struct Contents<T> {
     accesses: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
     /// Changed by holders only. Until the epoch has passed, pinned threads may read the constant parts of the task and
     /// everything in front of it, and may change the atomics in front of it.
@@ -89,15 +90,17 @@ struct Room<T> {
 /// The place of a task.
 type TaskPlace<T> = UnsafeCell<MaybeUninit<T>>;
 
-/// Stored in place of the first access if there are more accesses than the record has room for.
+/// Stored in place of the first access if there are more accesses than fit into a record of normal size.
 struct Apart<T> {
     accesses: NonNull<Access<T>>,
     count: u32,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const _: () =
-    assert!(offset_of!(Op<()>, room) + size_of::<Access<()>>() == 64, "the head and one access must fill a cache line");
+const _: () = assert!(
+    offset_of!(Op<()>, contents) + size_of::<Access<()>>() == 64,
+    "the head and one access must fill a cache line"
+);
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!(size_of::<Access<()>>() == pool::ACCESS_BYTES, "a wide record must have room for its accesses");
 
@@ -129,25 +132,25 @@ impl<T> Op<T> {
     #[inline]
     fn first_place(this: *const Self) -> *mut Access<T> {
         // SAFETY: callers pass a record, so the field is in bounds; only its address is computed.
-        unsafe { &raw const (*this).room }.cast_mut().cast()
+        unsafe { &raw const (*this).contents }.cast_mut().cast()
     }
 
     /// Returns where the task begins behind `places` accesses, in bytes from the record's start.
     #[inline]
     fn task_behind(places: usize) -> usize {
         const {
-            // If the record had bytes behind the cell `room`, a shared reference to the record would prohibit the pool
-            // from writing them.
-            assert!(offset_of!(Self, room) + size_of::<Room<T>>() == size_of::<Self>());
+            // If the record had bytes behind the cell `contents`, a shared reference to the record would prohibit the
+            // pool from writing them.
+            assert!(offset_of!(Self, contents) + size_of::<Contents<T>>() == size_of::<Self>());
             assert!(align_of::<TaskPlace<T>>() <= align_of::<Access<T>>());
             assert!(
                 align_of::<Apart<T>>() <= align_of::<Access<T>>() && size_of::<Apart<T>>() <= size_of::<Access<T>>()
             );
-            assert!((offset_of!(Self, room) + offset_of!(Room<T>, task)) / STEP <= u8::MAX as usize);
-            let (room, access) = (offset_of!(Self, room), size_of::<Access<T>>());
-            assert!(room.next_multiple_of(STEP) == room && access.next_multiple_of(STEP) == access);
+            assert!((offset_of!(Self, contents) + offset_of!(Contents<T>, task)) / STEP <= u8::MAX as usize);
+            let (contents, access) = (offset_of!(Self, contents), size_of::<Access<T>>());
+            assert!(contents.next_multiple_of(STEP) == contents && access.next_multiple_of(STEP) == access);
         }
-        offset_of!(Self, room) + places * size_of::<Access<T>>()
+        offset_of!(Self, contents) + places * size_of::<Access<T>>()
     }
 
     /// Returns the link of the operation at `op`, for callers that know only the address. In models, asserts that the
@@ -366,8 +369,8 @@ impl<T> Op<T> {
 ///
 /// Each operation has at most one `OpRef`, apart from the entry that stays in a queue after a waiter has
 /// [taken](Self::take) the operation. The `OpRef` is consumed by a [push](super::push()) that finds the operation not
-/// ready, and by [`complete`](super::complete()) or [`end`](super::end). After completion, [`Hold`]s and the accesses
-/// that are not yet retired keep the record alive.
+/// ready, and by [`complete`](super::complete()) or [`end`](super::end). After completion, [`Hold`]s and the shares of
+/// its accesses keep the record alive.
 #[must_use = "a dropped operation never runs"]
 pub struct OpRef<T>(pub(super) NonNull<Op<T>>);
 
@@ -502,7 +505,7 @@ impl<T> OpRef<T> {
         passes_closed: bool,
         accesses: impl ExactSizeIterator<Item = (NonNull<VarQueue<T>>, Mode)>,
     ) -> Self {
-        // SAFETY: the place has room for a task.
+        // SAFETY: the place is large enough for a task.
         let init = |place: *mut T| unsafe { place.write(task) };
         // SAFETY: (1): `new_with` has the same contract, which the caller upholds; (2) `init` initialises the task;
         // (3) the models' iterators return their exact length.
@@ -535,7 +538,7 @@ impl<T> OpRef<T> {
         // Most operations have one access; for these, everything that depends on the number of accesses is a constant.
         let sole = if count == 1 { accesses.next() } else { None };
         if let Some((queue, mode)) = sole {
-            // SAFETY: the record is allocated, aligned and unused, and has room for an access there.
+            // SAFETY: the record is allocated, aligned and unused, and has space for an access there.
             unsafe { first.write(Access::new(op, queue, 0, mode, Arity::One)) };
             // SAFETY: the record is allocated, aligned and unused, and its access was written above; (2).
             let (op, task) = unsafe { Self::finish_record(record, later, 1, 1, band, passes_closed) };
@@ -548,7 +551,7 @@ impl<T> OpRef<T> {
                 (apart_place(record, count), APART)
             };
             for (index, (queue, mode)) in (0..count).zip(accesses) {
-                // SAFETY: there is room for `count` accesses.
+                // SAFETY: there is space for `count` accesses.
                 let slot = unsafe { first.add(index as usize) };
                 // SAFETY: the slot is allocated, aligned and unused.
                 unsafe { slot.write(Access::new(op, queue, index, mode, Arity::Several)) };
@@ -578,7 +581,7 @@ impl<T> OpRef<T> {
         let op = record.as_ptr();
         for (index, queue, mode) in (0..N).map(access) {
             debug_assert!((index as usize) < N);
-            // SAFETY: by (3) the record has room for an access there.
+            // SAFETY: by (3) the record has space for an access there.
             let slot = unsafe { Op::first_place(op).add(index as usize) };
             // SAFETY: the slot is allocated, aligned and unused.
             unsafe { slot.write(Access::new(op, queue, index, mode, Arity::Several)) };
@@ -677,7 +680,7 @@ impl<T> OpRef<T> {
     }
 
     /// Converts the ownership of a completed operation into a hold on its record, with the owner's share and the shares
-    /// of the `spent` accesses that the caller must retire.
+    /// of the `spent` accesses that the caller must end.
     #[inline]
     pub(super) fn completed(self, spent: u32) -> Hold<T> {
         Hold { op: self.0, shares: 1 + spent }

@@ -20,9 +20,9 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Spent {
-    /// The access is spent, the tail is past it, and the caller must retire the access's share of the record.
+    /// The access is spent, the tail is past it, and the caller must end the access's share of the record.
     Yes,
-    /// The access is not spent. If a later step spends it, that step retires the access's share.
+    /// The access is not spent. If a later step spends it, that step ends the access's share.
     NotYet,
 }
 
@@ -85,7 +85,7 @@ fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
 /// have to stay valid until the call returns.
 #[inline(always)]
 pub(super) fn complete_access<T>(access: NonNull<Access<T>>, ready: &mut ReadyList<T>) -> Spent {
-    // SAFETY: an access is not spent, and so not retired, before it is done, and this thread has yet to mark it done.
+    // SAFETY: an access is not spent, and so has a share, before it is done, and this thread has yet to mark it done.
     let access = unsafe { access.as_ref() };
     let word = add_flags(&access.word, DONE);
     if word.tag() & WRITE_OK == 0 || word.is_null() {
@@ -231,7 +231,7 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
             advance_tail(at, next, old.tag());
             pause::at(Point::CompleteBeforeRetire);
             // SAFETY: the access is spent, the tail is past it, and this thread has set the flag that spent it.
-            unsafe { at.share().retire() };
+            unsafe { at.share().end() };
             add = READ_OK | WRITE_OK;
         } else {
             add = READ_OK;
@@ -240,8 +240,8 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     }
 }
 
-/// Ensures that the tail is past `access`, which can then be retired. The word of `access` points to `next` and has the
-/// tag `tag`.
+/// Ensures that the tail is past `access`, whose share can then be ended. The word of `access` points to `next` and has
+/// the tag `tag`.
 #[inline]
 fn advance_tail<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
     if removed(step::TAIL_PAST_RETIRED) {

@@ -134,11 +134,11 @@ impl<T> VarQueue<T> {
         // Relaxed: by (1) the tail was moved to the last access before this call, and the caller has already acquired
         // that access.
         let tail = queue.tail.load(Relaxed, &guard);
-        // SAFETY: by (1) and (2) the access has not been retired.
+        // SAFETY: by (1) and (2) the access still has its share.
         let last = unsafe { tail.deref() };
         last.check();
         // SAFETY: by (1) no access will be linked behind it, and by (2) this happens once.
-        unsafe { last.share().retire() };
+        unsafe { last.share().end() };
         let free = queue.stamp.killed_by(free);
         // SAFETY: (3) allows any thread; by (1) only threads pinned now can still have a pointer to the queue.
         unsafe { guard.retire(free) };

@@ -28,11 +28,11 @@ use crate::{
     op::{
         cancellable::{Cancellable, Handled},
         frame::{self, Call},
+        group_core::GroupCore,
         job::{FnJob, Sink},
-        members::GroupCore,
         no_wait::{self, NoWait},
         spec::{Entry, RefKind, Spec},
-        task::{Cleanup, ErasedJob, flag},
+        task::{ErasedJob, Remainder, flag},
         variable::{VarCell, VarRef},
         waits::{Begun, WaitFor},
     },
@@ -57,7 +57,7 @@ pub(crate) fn for_var(
 ) -> Result<(), WaitError> {
     match begin(core, var, kind, location)? {
         Some(Begun { oneshot, task }) => {
-            let target = Target { task, held_back_by: None, describe: &|| var.cell().awaited() };
+            let target = Target { task, kept_out_by: None, describe: &|| var.cell().awaited() };
             wait_by(core, &oneshot, Some(target), deadline, Oneshot::wait_shared)
         }
         None => Ok(()),
@@ -95,11 +95,11 @@ pub(crate) fn begin(
     let spec = Spec::internal(WAIT, 0, flags).passing_closed();
     let entry = Entry { cell: var.ptr(), mode: kind.mode(), refs: RefKind::None };
     let entries = [entry];
-    let look = |cx: &Call<'_>, found: &mut Found| {
-        for access in cx.op().accesses() {
+    let look = |call: &Call<'_>, found: &mut Found| {
+        for access in call.op().accesses() {
             let cell = VarCell::of(access);
             // The variable cannot be freed before this operation completes.
-            cell.waits().forget(cx.op());
+            cell.waits().forget(call.op());
             // SAFETY: the operation is running, so it holds the variable, and GPU writes before it are complete.
             found.failure = unsafe { cell.fault().failure() };
         }
@@ -148,8 +148,8 @@ pub(crate) fn for_result<R, F: ?Sized>(
     let beside = handled.beside();
     let describe = || Awaited::Operation(beside.pushed());
     let place = beside.place();
-    let held_back_by = Some(place.held_back_by());
-    let target = place.task().map(|task| Target { task, held_back_by, describe: &describe });
+    let kept_out_by = Some(place.kept_out_by());
+    let target = place.task().map(|task| Target { task, kept_out_by, describe: &describe });
     wait_by(core, handled, target, deadline, Oneshot::wait)
 }
 
@@ -173,7 +173,7 @@ pub(crate) fn for_handle<R>(
             return Err(would_deadlock(Awaited::Operation(beside.pushed())));
         }
     }
-    check_held_back(handled)?;
+    check_kept_out(handled)?;
     if !is_claimed && deadline.is_none() && in_place::run_handled(core, handled) {
         // The operation may have forked the process.
         core.live()?;
@@ -185,9 +185,9 @@ pub(crate) fn for_handle<R>(
 }
 
 /// Returns an error if the handle's operation is a child that waits for work on this thread to end.
-pub(crate) fn check_held_back<R>(handled: &Handled<R>) -> Result<(), WaitError> {
+pub(crate) fn check_kept_out<R>(handled: &Handled<R>) -> Result<(), WaitError> {
     let beside = handled.beside();
-    if frame::holds_back(beside.place()) && !handled.is_done() {
+    if frame::keeps_out(beside.place()) && !handled.is_done() {
         return Err(would_deadlock(Awaited::Operation(beside.pushed())));
     }
     Ok(())
@@ -525,7 +525,7 @@ pub fn blocking<R>(f: impl FnOnce() -> R) -> R {
 /// The failure of a variable, as found by the operation of a wait, and the oneshot that reports it.
 struct Found {
     failure: Option<OpError>,
-    /// Taken by `report`, because this reference to the oneshot may be the last one. The [`Cleanup`] then drops the
+    /// Taken by `report`, because this reference to the oneshot may be the last one. The [`Remainder`] then drops the
     /// program's error.
     oneshot: Option<Arc<Oneshot<()>>>,
 }
@@ -533,9 +533,9 @@ struct Found {
 impl Sink for Found {
     /// Sets the result here rather than at the start, because the waiting thread may immediately check whether the
     /// variable is idle.
-    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
-        let Some(oneshot) = self.oneshot.take() else { return Cleanup::default() };
+    fn report(&mut self, _result: Result<(), &OpError>) -> Remainder {
+        let Some(oneshot) = self.oneshot.take() else { return Remainder::default() };
         let set = oneshot.set(self.failure.take().map_or(Ok(()), Err));
-        Cleanup::new(set, oneshot)
+        Remainder::new(set, oneshot)
     }
 }

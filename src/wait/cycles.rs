@@ -108,13 +108,13 @@ pub(crate) struct Target<'a> {
     pub(crate) task: NonNull<()>,
     /// Holds a pointer to the task of the operation that keeps this one from entering a queue, or null while none does.
     /// `None` if this one has no handle.
-    pub(crate) held_back_by: Option<&'a AtomicPtr<()>>,
+    pub(crate) kept_out_by: Option<&'a AtomicPtr<()>>,
     pub(crate) describe: &'a dyn Fn() -> Awaited,
 }
 
 impl<'a> Target<'a> {
     pub(crate) fn goal(&self) -> Goal<'a> {
-        Goal::Op { task: self.task, held_back_by: self.held_back_by }
+        Goal::Op { task: self.task, kept_out_by: self.kept_out_by }
     }
 }
 

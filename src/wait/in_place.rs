@@ -36,7 +36,7 @@ use crate::{
 pub(crate) fn publish(op: &OpRef<Task>) {
     // A device's thread has no pending operation of its own. If a waiter completed this operation, the engine could
     // end before the entry was in its queue.
-    if !op.task().has(flag::REPORTS) || op.task().has(flag::ASYNC | flag::ON_DEVICE) || worker_thread::serves_device() {
+    if !op.task().has(flag::REPORTS) || op.task().has(flag::ASYNC | flag::GPU_LANE) || worker_thread::serves_device() {
         return;
     }
     // SAFETY: (1): this thread owns the ready operation.

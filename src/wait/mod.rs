@@ -1,6 +1,6 @@
 //! Waits: for a variable, a result, a group, or all operations of an engine, from outside or inside an operation.
 //!
-//! This room owns a waiting thread's path: the checks before the wait, what the thread runs meanwhile ([`in_place`]),
+//! This layer owns a waiting thread's path: the checks before the wait, what the thread runs meanwhile ([`in_place`]),
 //! the search for cycles of waits ([`cycles`]), and the return to work ([`regain`]). The functions that a program's
 //! calls use are re-exported here.
 //!
@@ -14,6 +14,6 @@ pub(crate) mod regain;
 
 pub use calls::blocking;
 pub(crate) use calls::{
-    WAIT, begin, catch_up, catch_up_and_go_on, check, check_held_back, check_thread, for_all, for_all_async, for_group,
+    WAIT, begin, catch_up, catch_up_and_go_on, check, check_kept_out, check_thread, for_all, for_all_async, for_group,
     for_group_async, for_handle, for_result, for_var, make_way, sleep, sleep_listed, wait_by, would_deadlock,
 };

@@ -23,7 +23,7 @@ use crate::{
     engine::core::Core,
     op::{
         frame::Call,
-        job::plain,
+        job::without_sink,
         spec::Spec,
         task::{ErasedJob, flag},
     },
@@ -73,11 +73,11 @@ pub(crate) fn regain_worker(deadline: Option<Instant>) {
     let is_behind = worker_thread::count_return() % (RETURNS_AHEAD + 1) == RETURNS_AHEAD;
     let priority = if is_behind { 0 } else { i32::MAX };
     let spec = Spec { lane, ..Spec::internal("return", priority, flag::NO_SKIP | flag::SILENT) };
-    let give = move |cx: &Call<'_>| {
-        give_to_returning(cx.core(), lane);
+    let give = move |call: &Call<'_>| {
+        give_to_returning(call.core(), lane);
         Ok(())
     };
-    let pushed = core.push(&spec, Location::caller(), &mut [], ErasedJob::new(plain(give)));
+    let pushed = core.push(&spec, Location::caller(), &mut [], ErasedJob::new(without_sink(give)));
     debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     if let Some(worker) = core.threads().await_worker(lane, &place, Some(until)) {
         worker_thread::resume(worker);

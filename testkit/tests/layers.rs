@@ -1,8 +1,7 @@
 //! Checks the layers of `src`, based on the `use` lines and paths in each file.
 //!
 //! The folders of `src` are layers, listed from top to bottom in `ARCHITECTURE.md`. A file may refer only to files in
-//! its own folder and in lower layers, and the rooms of the engine may refer to [`FACE`]. At most three files may form
-//! a cycle of references.
+//! its own folder and in lower layers, and some also to [`FACE`]. At most three files may form a cycle of references.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,11 +9,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The file to which the [rooms](ROOMS) below it may refer: its methods are what they may ask of the engine.
+/// The file to which [some layers](BELOW_FACE) below it may refer: its methods are what they may ask of the engine.
 const FACE: &str = "engine::core";
 
-/// The rooms of the engine below [`FACE`].
-const ROOMS: [&str; 5] = ["observe", "group", "wait", "context", "op"];
+/// The layers below [`FACE`] that may refer to it.
+const BELOW_FACE: [&str; 5] = ["observe", "group", "wait", "context", "op"];
 
 /// The maximum number of files in a cycle.
 const MAX_CIRCLE: usize = 3;
@@ -253,8 +252,9 @@ fn arrows_between_layers_point_down() {
             .position(|layer| layer == folder)
             .unwrap_or_else(|| panic!("`{folder}` is not in the table of layers in ARCHITECTURE.md: {layers:?}"))
     };
-    let asks_engine =
-        |module: &str, target: &str| target == FACE && ROOMS.contains(&module.split("::").next().unwrap_or_default());
+    let asks_engine = |module: &str, target: &str| {
+        target == FACE && BELOW_FACE.contains(&module.split("::").next().unwrap_or_default())
+    };
     let mut upwards = Vec::new();
     for (module, targets) in &graph {
         upwards.extend(

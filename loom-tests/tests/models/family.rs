@@ -66,7 +66,7 @@ fn children_start_when_every_part_of_the_work_of_their_parent_has_ended() {
         let parts = [Data::new(), Data::new()];
         let family = TwoParts { count: FamilyCount::new(), parts, releases: Counter::new(0), ends: Counter::new(0) };
         let family = Arc::new(family);
-        assert!(family.count.admit(), "the future was not admitted although the function runs");
+        assert!(family.count.begin_part(), "the future was not admitted although the function runs");
         let other = Arc::clone(&family);
         let future = thread::spawn(move || other.work(1));
         family.work(0);
@@ -145,7 +145,7 @@ impl Pushed {
 
     /// Pushes a child. Returns whether the child was accepted.
     fn push(&self) -> bool {
-        if !self.count.admit() {
+        if !self.count.begin_part() {
             return false;
         }
         self.count.enter();

@@ -29,7 +29,7 @@ use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 use smallvec::SmallVec;
 
 use crate::{
-    device::{callback::as_kernel, driver::Address},
+    device::{driver::Address, running_kernel::as_kernel},
     sync::{
         Condvar, Mutex, MutexGuard,
         atomic::AtomicU64,

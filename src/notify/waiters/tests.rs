@@ -15,7 +15,7 @@ fn waiting_in<R>(
     is_over: &IsOver<'_>,
     f: impl FnOnce(&ListedWaiter<'_>) -> R,
 ) -> R {
-    let goal = Some(Goal::Op { task: OP, held_back_by: None });
+    let goal = Some(Goal::Op { task: OP, kept_out_by: None });
     let (is_outside, since) = (inside.is_empty(), Instant::now());
     let (kind, awaits) = (WaiterKind::Refusable, Awaits::Operation);
     waiters.during(BlockingWait { engine: ENGINE, inside, is_outside, kind, awaits, goal, since, is_over }, f)

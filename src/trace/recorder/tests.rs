@@ -6,7 +6,9 @@ use crate::scheduler::DEFAULT_BAND;
 /// Returns the numbers of the operations in the ring of this thread, with whether the event is a start.
 fn starts(recorder: &Recorder) -> Vec<(OpId, bool)> {
     let mut found = Vec::new();
-    for ring in &mut lock(&recorder.shared.state).rings {
+    let mut state = lock(&recorder.shared.state);
+    state.take_arrivals(&recorder.shared);
+    for ring in &mut state.rings {
         ring.read(|event| found.push((event.op, matches!(event.what, What::Started(_)))));
     }
     found
