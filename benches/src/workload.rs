@@ -147,18 +147,8 @@ impl Prepared {
                     runtime.submit(Work::EMPTY, &[a, b], Some(c));
                 }
             }
-            Workload::Wide5 => {
-                for picks in self.picks.chunks_exact(5) {
-                    let &[a, b, c, d, e] = picks else { continue };
-                    runtime.submit(Work::EMPTY, &[a, b, c, d], Some(e));
-                }
-            }
-            Workload::Wide9 => {
-                for picks in self.picks.chunks_exact(9) {
-                    let [reads @ .., write] = picks else { continue };
-                    runtime.submit(Work::EMPTY, reads, Some(*write));
-                }
-            }
+            Workload::Wide5 => wide5(runtime, &self.picks),
+            Workload::Wide9 => wide9(runtime, &self.picks),
             Workload::Stencil => return stencil(runtime, self.operations),
             Workload::Operator => {
                 for _ in 0..self.operations {
@@ -167,6 +157,24 @@ impl Prepared {
             }
         }
         self.operations
+    }
+}
+
+// In functions of their own, since the compiler would otherwise treat the other workloads differently as well.
+
+#[inline(never)]
+fn wide5<R: Runtime>(runtime: &mut R, picks: &[u32]) {
+    for picks in picks.chunks_exact(5) {
+        let &[a, b, c, d, e] = picks else { continue };
+        runtime.submit(Work::EMPTY, &[a, b, c, d], Some(e));
+    }
+}
+
+#[inline(never)]
+fn wide9<R: Runtime>(runtime: &mut R, picks: &[u32]) {
+    for picks in picks.chunks_exact(9) {
+        let &[a, b, c, d, e, f, g, h, i] = picks else { continue };
+        runtime.submit(Work::EMPTY, &[a, b, c, d, e, f, g, h], Some(i));
     }
 }
 
