@@ -79,7 +79,7 @@ mod imp {
     }
 }
 
-/// Allocates zeroed memory. On Linux, its size is a multiple of a page, at least that of `layout`.
+/// Allocates zeroed memory.
 pub(crate) fn allocate(layout: Layout) -> NonNull<u8> {
     NonNull::new(imp::allocate(layout)).unwrap_or_else(|| std::alloc::handle_alloc_error(layout))
 }
