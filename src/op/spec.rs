@@ -124,14 +124,17 @@ pub(crate) fn sort<'e>(
 /// A variable to whose value an operation declares two references, at least one of which is mutable.
 struct Aliased(NonNull<VarCell>);
 
+/// The maximum number of entries that are sorted by insertion. Setting up the general sort costs more than sorting so
+/// few.
+const MAX_INSERTED: usize = 16;
+
 /// Sorts entries by variable and merges entries for the same variable. Returns the number of remaining entries, which
 /// are moved to the front.
 #[inline(never)]
 fn sort_distinct(entries: &mut [Entry]) -> Result<usize, Aliased> {
     // SAFETY: the creator of the entries keeps handles to their variables until the push returns.
     let id = |entry: &Entry| unsafe { entry.cell.as_ref() }.queue().id();
-    if entries.len() <= INLINE_ACCESSES {
-        // An insertion sort: setting up the general sort costs more than sorting so few entries.
+    if entries.len() <= MAX_INSERTED {
         let mut equal = false;
         for end in 1..entries.len() {
             let entry = entries[end];
