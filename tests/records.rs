@@ -273,7 +273,7 @@ fn records_are_reused_and_freed() {
     // after a few rounds.
     const KEPT: usize = (1 << 16) / BATCH * BATCH;
     // A slab is not freed while one of its records is kept.
-    const LEFT: usize = (KEPT + IN_TRANSIT) * 5 / 4;
+    const LEFT: usize = (KEPT + IN_TRANSIT) * 11 / 8;
     for round in 0..8 {
         let (sender, receiver) = mpsc::channel();
         engine

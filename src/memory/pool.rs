@@ -104,7 +104,7 @@ fn retire_to_slab<R: Record>(record: NonNull<R>, size: RecordSize) {
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) use records::{Shrinking, bytes};
+pub(crate) use records::{Shrinking, bytes, retired_batches};
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn allocate<R: Record>(_: RecordSize) -> (NonNull<R>, *mut R) {

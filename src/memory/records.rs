@@ -43,8 +43,6 @@ use super::{
     free_list::{BatchStack, Node},
     slabs::Records,
 };
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-use crate::sync::process::PerProcess;
 use crate::sync::{
     Ordering::Relaxed,
     atomic::{AtomicPtr, AtomicUsize},
@@ -52,6 +50,8 @@ use crate::sync::{
     edge::{removed, step},
     hint, thread_static,
 };
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+use crate::sync::{atomic::AtomicBool, process::PerProcess};
 
 /// The size of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -352,6 +352,9 @@ struct Depot {
     batches: BatchStack<RecordList>,
     /// The approximate number of batches on the stack.
     kept: AtomicUsize,
+    /// The number of batches that have ever been retired.
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    retired: AtomicUsize,
     /// The number of slabs left by the thread that has last given records back while idle.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     slabs_left: AtomicUsize,
@@ -362,6 +365,7 @@ static DEPOTS: [Depot; 2] = [const {
     Depot {
         batches: BatchStack { head: AtomicPtr::new(null_mut()) },
         kept: AtomicUsize::new(0),
+        retired: AtomicUsize::new(0),
         slabs_left: AtomicUsize::new(1),
     }
 }; 2];
@@ -509,6 +513,9 @@ fn put_on_next(record: Record, size: RecordSize) {
 
 /// Makes the records of a full list available to all threads once the epoch has passed.
 fn retire(full: Record, flush: &Flush, size: RecordSize) {
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    // Relaxed: only a sign that operations end.
+    depot(size).retired.fetch_add(1, Relaxed);
     let guard = epoch::pin();
     // SAFETY: the closure owns the list and its records, which are plain memory.
     unsafe { guard.retire(move || keep(full, size)) };
@@ -536,15 +543,27 @@ fn keep(full: Record, size: RecordSize) {
     unsafe { depot(size).batches.push(full) };
 }
 
-/// Gives an idle process's free records back, step by step.
+/// Gives an idle process's free records back, step by step. One thread at a time does so.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-#[derive(Default)]
 pub(crate) struct Shrinking {
     /// The number of steps in a row that found no batch, and after which as many records were spare, and as many slabs
     /// allocated, as before.
     in_vain: u32,
     /// The sum of these two numbers after the last step.
     sum: usize,
+    /// What [`retired_batches`] returned in the beginning.
+    retired: usize,
+}
+
+/// Whether a thread gives records back.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+static IS_SHRINKING: AtomicBool = AtomicBool::new(false);
+
+/// Returns how many batches have ever been retired.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) fn retired_batches() -> usize {
+    // Relaxed: only a sign that operations end.
+    RecordSize::ALL.into_iter().map(|size| depot(size).retired.load(Relaxed)).fold(0, usize::wrapping_add)
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -565,6 +584,16 @@ impl Shrinking {
         })
     }
 
+    /// Begins, unless batches have been retired since [`retired_batches`] returned `before`, or another thread gives
+    /// records back. In any case, passes on the batches in the thread's bag.
+    pub(crate) fn begin(before: usize) -> Option<Self> {
+        RecordSize::ALL.into_iter().for_each(|size| with_cache(size, |cache| cache.bag_len.set(0)));
+        epoch::pin().flush();
+        let retired = retired_batches();
+        // Relaxed: spares work, and protects nothing.
+        (retired == before && !IS_SHRINKING.swap(true, Relaxed)).then_some(Self { in_vain: 0, sum: 0, retired })
+    }
+
     /// Whether the last step was in vain, so that the next one should be later.
     pub(crate) fn was_in_vain(&self) -> bool {
         self.in_vain > 0
@@ -572,11 +601,14 @@ impl Shrinking {
 
     /// Gives back the records of a batch of each size. Returns whether there may be more.
     pub(crate) fn step(&mut self) -> bool {
-        // Passes on the batches in the thread's bag, and makes others available whose epoch has passed.
+        if retired_batches() != self.retired {
+            // The process is busy again.
+            return false;
+        }
+        // Makes batches available whose epoch has passed.
         epoch::pin().flush();
         let (mut found, mut sum) = (false, 0usize);
         for size in RecordSize::ALL {
-            with_cache(size, |cache| cache.bag_len.set(0));
             if let Some(list) = depot(size).batches.pop() {
                 // Relaxed: only an approximate bound on memory.
                 depot(size).kept.fetch_sub(1, Relaxed);
@@ -597,6 +629,14 @@ impl Shrinking {
         // Relaxed: only an approximate number. A slab is left in any case.
         RecordSize::ALL.into_iter().for_each(|size| depot(size).slabs_left.store(slabs(size).len().max(1), Relaxed));
         false
+    }
+}
+
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+impl Drop for Shrinking {
+    fn drop(&mut self) {
+        // Relaxed: as in `begin`.
+        IS_SHRINKING.store(false, Relaxed);
     }
 }
 
@@ -634,6 +674,8 @@ pub(crate) fn leave() {
         depot(size).kept.store(0, Relaxed);
         depot(size).slabs_left.store(1, Relaxed);
     }
+    // Relaxed: the child has one thread.
+    IS_SHRINKING.store(false, Relaxed);
 }
 
 #[cfg(any(raddle_loom, raddle_shuttle))]

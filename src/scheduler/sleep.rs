@@ -361,17 +361,21 @@ impl Sleep {
 
     /// Parks until woken; may wake spuriously. Afterwards, the worker is a searcher and no longer announced.
     ///
-    /// If the process keeps free records and the worker is not woken for a while, it gives them back. `wakes` is as in [`park_timed`](Self::park_timed).
+    /// If the process keeps free records, and the worker is not woken and few operations end for a while, the worker gives
+    /// the records back. `wakes` is as in [`park_timed`](Self::park_timed).
     pub fn park(&self, worker: usize, wakes: u64) {
         #[cfg(not(any(raddle_loom, raddle_shuttle)))]
         if pool::Shrinking::is_worthwhile() {
-            let start = Instant::now();
+            let (start, retired) = (Instant::now(), pool::retired_batches());
             thread::park_timeout(UNTIL_SHRINKING);
             let is_asleep = || self.wakes_of(worker) == wakes && start.elapsed() >= UNTIL_SHRINKING;
-            let mut shrinking = pool::Shrinking::default();
-            while is_asleep() && shrinking.step() {
-                if shrinking.was_in_vain() {
-                    thread::park_timeout(Duration::from_millis(10));
+            if is_asleep()
+                && let Some(mut shrinking) = pool::Shrinking::begin(retired)
+            {
+                while is_asleep() && shrinking.step() {
+                    if shrinking.was_in_vain() {
+                        thread::park_timeout(Duration::from_millis(10));
+                    }
                 }
             }
             if !is_asleep() {
