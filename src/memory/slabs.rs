@@ -116,7 +116,6 @@ impl SpareStack {
 }
 
 /// Where the search for spare records continues: the slab behind this one, or the newest if this is null.
-#[derive(Default)]
 struct Hand(*mut Slab);
 
 // SAFETY: only a thread that has the hand removes slabs from the list, so the pointer stays valid until then.
@@ -177,7 +176,7 @@ impl Slabs {
             size,
             records,
             layout: Layout::from_size_align(len, len).expect("the size of a slab should be valid"),
-            hand: Mutex::default(),
+            hand: Mutex::new(Hand(null_mut())),
         }
     }
 
@@ -206,7 +205,7 @@ impl Slabs {
     /// Allocates a slab, of which the first `used` records are taken.
     fn new_slab(&self, used: usize) -> NonNull<Slab> {
         let slab = pages::allocate(self.layout).cast::<Slab>();
-        slab.expose_provenance();
+        slab.as_ptr().expose_provenance();
         let head = Slab {
             older: AtomicPtr::new(null_mut()),
             stack: AtomicUsize::new(0),
@@ -233,9 +232,7 @@ impl Slabs {
         loop {
             let before = SpareStack(stack.load(acquire(edge::spare::TAKEN)));
             let (mut next, mut top) = (self.top(slab, before), 0);
-            while taken.len() < max
-                && let Some(record) = NonNull::new(next)
-            {
+            while let Some(record) = NonNull::new(next).filter(|_| taken.len() < max) {
                 taken.push(record);
                 // SAFETY: by (1) no other thread takes the record off the stack.
                 // Relaxed: acquired with the top of the stack.

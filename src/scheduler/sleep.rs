@@ -369,9 +369,8 @@ impl Sleep {
             let (start, retired) = (Instant::now(), pool::retired_batches());
             thread::park_timeout(UNTIL_SHRINKING);
             let is_asleep = || self.wakes_of(worker) == wakes && start.elapsed() >= UNTIL_SHRINKING;
-            if is_asleep()
-                && let Some(mut shrinking) = pool::Shrinking::begin(retired)
-            {
+            let shrinking = is_asleep().then(|| pool::Shrinking::begin(retired)).flatten();
+            if let Some(mut shrinking) = shrinking {
                 while is_asleep() && shrinking.step() {
                     if shrinking.was_in_vain() {
                         thread::park_timeout(Duration::from_millis(10));
