@@ -1259,7 +1259,7 @@ impl<'e> OpBuilder<'e> {
         let (core, mut handle) = (self.core, None);
         let pushed =
             self.enqueue_finished(location, |spec, location| with_handle(core, spec, location, start, &mut handle));
-        unless_refused(handle, pushed).map(|handle| handle.expect("a push makes the job before it succeeds"))
+        handle_unless_refused(handle, pushed)
     }
 
     /// Calls [`finish`](Self::finish) for an operation that is a future, and returns its pointers and its priority.
@@ -1311,7 +1311,7 @@ impl<'e> OpBuilder<'e> {
         let (core, mut handle) = (self.core, None);
         let make = |spec: &Spec, location| with_handle(core, spec, location, f, &mut handle);
         let pushed = self.enqueue_made(location, accesses, make);
-        unless_refused(handle, pushed).map(|handle| handle.expect("a push makes the job before it succeeds"))
+        handle_unless_refused(handle, pushed)
     }
 
     /// Enqueues an operation for which `make` creates the job. Inlined, so that the compiler does not build the
@@ -1452,6 +1452,15 @@ where
     let job = HandleJob::new(Arc::clone(&shared));
     *handle = Some(OpHandle::new(shared, core));
     job
+}
+
+/// Returns the handle that [`with_handle`] has made, unless the push was refused.
+#[inline(always)]
+fn handle_unless_refused<R>(
+    handle: Option<OpHandle<R>>,
+    pushed: Result<(), PushError>,
+) -> Result<OpHandle<R>, PushError> {
+    unless_refused(handle, pushed).map(|handle| handle.expect("a push makes the job before it succeeds"))
 }
 
 /// Returns `made`, which is or owns the operation's function, unless the push was refused.

@@ -27,7 +27,7 @@ use crate::{
 ///
 /// # Safety
 /// 1. The record is not freed while the reference is used.
-unsafe fn word<'r>(record: NonNull<u8>) -> &'r AtomicPtr<()> {
+pub(super) unsafe fn word<'r, T>(record: NonNull<T>) -> &'r AtomicPtr<T> {
     // SAFETY: the pool has initialised the first word of the record, and by (1) the record is not freed.
     unsafe { record.cast().as_ref() }
 }
@@ -40,7 +40,7 @@ unsafe fn word<'r>(record: NonNull<u8>) -> &'r AtomicPtr<()> {
 #[inline]
 pub unsafe fn mark(record: NonNull<u8>, mark: *mut ()) {
     // SAFETY: (1): a record in use is not freed.
-    unsafe { word(record) }.store(mark, release(edge::marked::MARKED));
+    unsafe { word(record.cast()) }.store(mark, release(edge::marked::MARKED));
 }
 
 /// Returns the mark of a record.
@@ -50,7 +50,7 @@ pub unsafe fn mark(record: NonNull<u8>, mark: *mut ()) {
 pub(crate) unsafe fn marked_by(record: NonNull<u8>) -> *mut () {
     // Relaxed: the value is only compared.
     // SAFETY: by (1) the record is not freed during the call.
-    unsafe { word(record) }.load(Relaxed)
+    unsafe { word(record.cast()) }.load(Relaxed)
 }
 
 /// Calls `f` with each record marked with one of `marks`, and with the record's mark. Records marked during the call
@@ -58,11 +58,13 @@ pub(crate) unsafe fn marked_by(record: NonNull<u8>) -> *mut () {
 /// removed.
 ///
 /// Finds no records in models, where operations' records come from the heap.
-pub(crate) fn each_marked(pinned: &epoch::Guard, marks: [*mut (); 2], f: impl FnMut(NonNull<u8>, *mut ())) {
+pub(crate) fn each_marked(pinned: &epoch::Guard, marks: [*mut (); 2], mut f: impl FnMut(NonNull<u8>, *mut ())) {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    super::records::each_marked(pinned, marks, f);
+    for size in super::records::RecordSize::ALL {
+        super::records::slabs(size).each_marked(pinned, marks, &mut f);
+    }
     #[cfg(any(raddle_loom, raddle_shuttle))]
-    let _ = (pinned, marks, f);
+    let _ = (pinned, marks, &mut f);
 }
 
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]

@@ -54,8 +54,8 @@ pub(crate) unsafe trait Record: Sized {
     fn stamp(&self) -> &Stamp;
 }
 
-/// Allocates an uninitialised record of this size, normal or larger. Also returns the address of a record that this thread is likely to allocate
-/// soon, or null. It may only be prefetched.
+/// Allocates an uninitialised record of this size. Also returns the address of a record that this thread is likely to
+/// allocate soon, or null. It may only be prefetched.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline(always)]
 pub(crate) fn allocate<R: Record>(size: RecordSize) -> (NonNull<R>, *mut R) {
@@ -73,10 +73,10 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     // SAFETY: only pinned threads still use the record, and they change only the atomics in front of the task.
     let used = unsafe { record.as_ref() };
     let size = used.record_size();
-    if used.owns_memory() || cfg!(raddle_unpooled) {
+    if used.owns_memory() {
         retire_to_slab(record, size);
     } else {
-        records::put_back(record.cast(), size);
+        reuse(record, size);
     }
 }
 
@@ -84,10 +84,16 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline]
 pub(crate) fn retire_inline<R: Record>(record: NonNull<R>) {
+    reuse(record, RecordSize::Normal);
+}
+
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+#[inline]
+fn reuse<R: Record>(record: NonNull<R>, size: RecordSize) {
     if cfg!(raddle_unpooled) {
-        retire_to_slab(record, RecordSize::Normal);
+        retire_to_slab(record, size);
     } else {
-        records::put_back(record.cast(), RecordSize::Normal);
+        records::put_back(record.cast(), size);
     }
 }
 
@@ -104,7 +110,7 @@ fn retire_to_slab<R: Record>(record: NonNull<R>, size: RecordSize) {
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) use records::{Shrinking, bytes, retired_batches};
+pub(crate) use records::{bytes, may_shrink, retired_batches, shrink};
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn allocate<R: Record>(_: RecordSize) -> (NonNull<R>, *mut R) {

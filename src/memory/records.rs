@@ -43,6 +43,8 @@ use super::{
     free_list::{BatchStack, Node},
     slabs::Records,
 };
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+use crate::sync::{Mutex, process::PerProcess, try_lock};
 use crate::sync::{
     Ordering::Relaxed,
     atomic::{AtomicPtr, AtomicUsize},
@@ -50,8 +52,6 @@ use crate::sync::{
     edge::{removed, step},
     hint, thread_static,
 };
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-use crate::sync::{atomic::AtomicBool, process::PerProcess};
 
 /// The size of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,18 +65,20 @@ pub(crate) enum RecordSize {
 }
 
 impl RecordSize {
-    const ALL: [Self; 2] = [Self::Normal, Self::Wide];
+    pub(super) const ALL: [Self; 2] = [Self::Normal, Self::Wide];
 
     /// Returns the size in bytes.
     pub(super) const fn bytes(self) -> usize {
         match self {
             _ if MODEL => size_of::<RecordList>(),
-            Self::Normal => 320,
-            Self::Wide => 320 + WIDE_ACCESSES * ACCESS_BYTES,
+            Self::Normal => NORMAL,
+            Self::Wide => NORMAL + WIDE_ACCESSES * ACCESS_BYTES,
         }
     }
 }
 
+/// The size of a record of normal size, in bytes.
+const NORMAL: usize = 320;
 /// The number of accesses behind the rest of a wide record.
 pub(crate) const WIDE_ACCESSES: usize = 16;
 /// The size of an access.
@@ -87,7 +89,7 @@ pub(super) const ALIGN: usize = 64;
 const MODEL: bool = cfg!(any(raddle_loom, raddle_shuttle));
 
 /// The number of records on a full list.
-pub(super) const CAPACITY: usize = if MODEL { 2 } else { 320 / size_of::<usize>() - 1 };
+pub(super) const CAPACITY: usize = if MODEL { 2 } else { NORMAL / size_of::<usize>() - 1 };
 
 /// The number of batches that a thread retires before it flushes its bag to crossbeam-epoch's queue, where the bag
 /// ages. Each flush allocates, so there is one allocation per 1,248 operations. The bag could hold twice as many, but
@@ -378,6 +380,16 @@ shuttle::lazy_static! {
     static ref DEPOTS: [Depot; 2] = Default::default();
 }
 
+impl Depot {
+    /// Pops a batch.
+    fn pop(&self) -> Option<Record> {
+        let list = self.batches.pop()?;
+        // Relaxed: only an approximate bound on memory.
+        self.kept.fetch_sub(1, Relaxed);
+        Some(list)
+    }
+}
+
 fn depot(size: RecordSize) -> &'static Depot {
     &DEPOTS[size as usize]
 }
@@ -401,12 +413,6 @@ pub(super) fn slabs(size: RecordSize) -> &'static Slabs {
     SLABS[size as usize].get(|| Slabs::new(size.bytes()))
 }
 
-/// Calls `f` with each marked record: see [`each_marked`](super::marks::each_marked).
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(super) fn each_marked(pinned: &epoch::Guard, marks: [*mut (); 2], mut f: impl FnMut(NonNull<u8>, *mut ())) {
-    RecordSize::ALL.into_iter().for_each(|size| slabs(size).each_marked(pinned, marks, &mut f));
-}
-
 /// Returns the first word of a record.
 ///
 /// # Safety
@@ -415,8 +421,8 @@ pub(super) unsafe fn word<'r>(record: Record) -> &'r AtomicPtr<RecordList> {
     #[cfg(any(raddle_loom, raddle_shuttle))]
     // SAFETY: the memory of a record is kept until the interleaving ends.
     unsafe { record.as_ref() }.stamp.assert_alive();
-    // SAFETY: the first word of a record is always an atomic pointer, and by (1) the record is not freed.
-    unsafe { record.cast().as_ref() }
+    // SAFETY: (1).
+    unsafe { super::marks::word(record) }
 }
 
 /// Takes records that no thread has.
@@ -442,11 +448,9 @@ pub(super) fn take(size: RecordSize) -> Taken {
 fn refill(size: RecordSize) -> Taken {
     // The pop pins the thread, and a pin may run retired closures. No such closure adds to the cache, so the cache is
     // still empty afterwards.
-    let Some(list) = depot(size).batches.pop() else {
+    let Some(list) = depot(size).pop() else {
         return take_from_slab(size);
     };
-    // Relaxed: only an approximate bound on memory.
-    depot(size).kept.fetch_sub(1, Relaxed);
     // The first line is already in the processor's cache, since the pop read the word in it.
     for line in 1..RecordSize::Normal.bytes().div_ceil(64) {
         hint::prefetch_write(list.as_ptr().wrapping_byte_add(64 * line));
@@ -531,8 +535,8 @@ fn retire_late(record: Record, size: RecordSize) {
     unsafe { epoch::pin().retire(move || give_back(record, size)) };
 }
 
-/// Pushes a full list onto the stack, or gives its records back if the stack has enough lists. The caller owns the list, whose epoch
-/// has passed.
+/// Pushes a full list onto the stack, or gives its records back if the stack has enough lists. The caller owns the list,
+/// whose epoch has passed.
 fn keep(full: Record, size: RecordSize) {
     // Relaxed: only an approximate bound on memory.
     if depot(size).kept.fetch_add(1, Relaxed) >= most_kept(size) {
@@ -543,21 +547,14 @@ fn keep(full: Record, size: RecordSize) {
     unsafe { depot(size).batches.push(full) };
 }
 
-/// Gives an idle process's free records back, step by step. One thread at a time does so.
+/// Taken by the thread that gives an idle process's free records back.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) struct Shrinking {
-    /// The number of steps in a row that found no batch, and after which as many records were spare, and as many slabs
-    /// allocated, as before.
-    in_vain: u32,
-    /// The sum of these two numbers after the last step.
-    sum: usize,
-    /// What [`retired_batches`] returned in the beginning.
-    retired: usize,
-}
+static SHRINKING: PerProcess<Mutex<()>> = PerProcess::new();
 
-/// Whether a thread gives records back.
+/// The number of steps in vain after which [`shrink`] ends: more than the epochs that a batch has to wait for. While
+/// another thread is pinned, the epoch does not pass, and what waits for it is left.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-static IS_SHRINKING: AtomicBool = AtomicBool::new(false);
+const STEPS_IN_VAIN: u32 = 8;
 
 /// Returns how many batches have ever been retired.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -566,78 +563,56 @@ pub(crate) fn retired_batches() -> usize {
     RecordSize::ALL.into_iter().map(|size| depot(size).retired.load(Relaxed)).fold(0, usize::wrapping_add)
 }
 
+/// Returns whether an idle thread should call [`shrink`]: there are batches, in this thread's bag or for all threads, or
+/// there are more slabs than the last call has left.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-impl Shrinking {
-    /// The number of steps in vain after which nothing is left: more than the epochs that a batch has to wait for. While
-    /// another thread is pinned, the epoch does not pass, and what waits for it is left.
-    const LAST: u32 = 8;
+pub(crate) fn may_shrink() -> bool {
+    RecordSize::ALL.into_iter().any(|size| {
+        let depot = depot(size);
+        // Relaxed: only approximate numbers.
+        depot.kept.load(Relaxed) > 0
+            || with_cache(size, |cache| cache.bag_len.get() > 0)
+            || slabs(size).len() > depot.slabs_left.load(Relaxed)
+    })
+}
 
-    /// Returns whether an idle thread should begin: there are batches, in this thread's bag or for all threads, or there
-    /// are more slabs than the last thread has left.
-    pub(crate) fn is_worthwhile() -> bool {
-        RecordSize::ALL.into_iter().any(|size| {
-            let depot = depot(size);
-            // Relaxed: only approximate numbers.
-            depot.kept.load(Relaxed) > 0
-                || with_cache(size, |cache| cache.bag_len.get() > 0)
-                || slabs(size).len() > depot.slabs_left.load(Relaxed)
-        })
-    }
-
-    /// Begins, unless batches have been retired since [`retired_batches`] returned `before`, or another thread gives
-    /// records back. In any case, passes on the batches in the thread's bag.
-    pub(crate) fn begin(before: usize) -> Option<Self> {
-        RecordSize::ALL.into_iter().for_each(|size| with_cache(size, |cache| cache.bag_len.set(0)));
-        epoch::pin().flush();
-        let retired = retired_batches();
-        // Relaxed: spares work, and protects nothing.
-        (retired == before && !IS_SHRINKING.swap(true, Relaxed)).then_some(Self { in_vain: 0, sum: 0, retired })
-    }
-
-    /// Whether the last step was in vain, so that the next one should be later.
-    pub(crate) fn was_in_vain(&self) -> bool {
-        self.in_vain > 0
-    }
-
-    /// Gives back the records of a batch of each size. Returns whether there may be more.
-    pub(crate) fn step(&mut self) -> bool {
-        if retired_batches() != self.retired {
-            // The process is busy again.
-            return false;
+/// Passes on the batches in the thread's bag. Then gives free records back, and frees slabs, while `goes_on` returns
+/// `true` and no batch is retired after [`retired_batches`] has returned `retired`. Calls `rest` after a step in vain.
+/// Does nothing more if another thread does the same.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) fn shrink(retired: usize, goes_on: impl Fn() -> bool, rest: impl Fn()) {
+    RecordSize::ALL.into_iter().for_each(|size| with_cache(size, |cache| cache.bag_len.set(0)));
+    epoch::pin().flush();
+    let goes_on = || goes_on() && retired_batches() == retired;
+    let Some(_alone) = try_lock(SHRINKING.get(Default::default)) else { return };
+    // The steps in a row that found no batch, and left as many spare records and slabs as there were, and the sum of
+    // these numbers.
+    let (mut in_vain, mut sum) = (0, 0usize);
+    while in_vain < STEPS_IN_VAIN {
+        if !goes_on() {
+            return;
         }
         // Makes batches available whose epoch has passed.
         epoch::pin().flush();
-        let (mut found, mut sum) = (false, 0usize);
+        let (mut found, before) = (false, std::mem::take(&mut sum));
         for size in RecordSize::ALL {
-            if let Some(list) = depot(size).batches.pop() {
-                // Relaxed: only an approximate bound on memory.
-                depot(size).kept.fetch_sub(1, Relaxed);
+            if let Some(list) = depot(size).pop() {
                 // A slow pop may read the list's first word.
                 give_back_later(list, CAPACITY, size);
                 found = true;
             }
             sum = sum.wrapping_add(slabs(size).spare()).wrapping_add(slabs(size).len());
         }
-        let before = std::mem::replace(&mut self.sum, sum);
-        self.in_vain = if found || sum != before { 0 } else { self.in_vain + 1 };
-        if self.in_vain == Self::LAST / 2 {
+        in_vain = if found || sum != before { 0 } else { in_vain + 1 };
+        if in_vain == STEPS_IN_VAIN / 2 {
             RecordSize::ALL.into_iter().for_each(|size| slabs(size).free_all_spare());
         }
-        if self.in_vain < Self::LAST {
-            return true;
+        if (1..STEPS_IN_VAIN).contains(&in_vain) {
+            rest();
         }
-        // Relaxed: only an approximate number. A slab is left in any case.
-        RecordSize::ALL.into_iter().for_each(|size| depot(size).slabs_left.store(slabs(size).len().max(1), Relaxed));
-        false
     }
-}
-
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-impl Drop for Shrinking {
-    fn drop(&mut self) {
-        // Relaxed: as in `begin`.
-        IS_SHRINKING.store(false, Relaxed);
-    }
+    // Relaxed: only an approximate number. A slab is left in any case.
+    RecordSize::ALL.into_iter().for_each(|size| depot(size).slabs_left.store(slabs(size).len().max(1), Relaxed));
 }
 
 /// Returns the number of bytes that the process has allocated for records.
@@ -674,8 +649,6 @@ pub(crate) fn leave() {
         depot(size).kept.store(0, Relaxed);
         depot(size).slabs_left.store(1, Relaxed);
     }
-    // Relaxed: the child has one thread.
-    IS_SHRINKING.store(false, Relaxed);
 }
 
 #[cfg(any(raddle_loom, raddle_shuttle))]

@@ -19,8 +19,8 @@
 //! * A slab's stack: any thread puts a record on it. Only a thread that has the hand takes records off. So the stack
 //!   only grows under that thread's eyes, and no record can leave and return unseen (the ABA problem).
 //! * The number of records of a slab that have been used: the thread that adds the slab, then one that has the hand.
-//! * The first word of a record, an atomic pointer: whoever has taken the record, then the stack, for which it links
-//!   the spare records below.
+//! * The first word of a record, an atomic pointer: the owner of a taken record; then the stack, in which it links a
+//!   spare record to the one below.
 //! * The hand: the thread that has its lock. No thread ever waits for this lock: a thread that does not get it adds a
 //!   slab, or leaves spare slabs to others. A thread that is stopped while it has the hand delays only the reuse and the
 //!   freeing of spare records.
@@ -142,10 +142,7 @@ pub struct Slabs {
     newest: AtomicPtr<Slab>,
     /// The approximate number of spare records.
     spare: AtomicUsize,
-    /// The number of slabs on the list.
-    listed: AtomicUsize,
     /// The number of slabs that are not freed.
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     len: AtomicUsize,
     /// The size of a record.
     size: usize,
@@ -170,8 +167,6 @@ impl Slabs {
         Self {
             newest: AtomicPtr::default(),
             spare: AtomicUsize::new(0),
-            listed: AtomicUsize::new(0),
-            #[cfg(not(any(raddle_loom, raddle_shuttle)))]
             len: AtomicUsize::new(0),
             size,
             records,
@@ -262,10 +257,14 @@ impl Slabs {
     /// 1. The slab is no longer listed, all its records are spare, and this function is called once for it.
     unsafe fn retire(&self, slab: NonNull<Slab>, guard: &epoch::Guard) {
         #[cfg(any(raddle_loom, raddle_shuttle))]
-        let layout = self.layout;
-        #[cfg(any(raddle_loom, raddle_shuttle))]
-        // SAFETY: (1): the memory came from `new_slab`, and the epoch has passed, so no thread uses it.
-        let free = move || unsafe { pages::free(slab.cast(), layout) };
+        let free = {
+            // A model's slabs may outlive their list, and are counted until they leave it.
+            let (layout, records) = (self.layout, (0..self.records).map(|at| self.record(slab, at)).collect());
+            // Relaxed: only a count.
+            self.len.fetch_sub(1, Relaxed);
+            // SAFETY: (1): the memory came from `new_slab`, and the interleaving is over.
+            move || records::end_model(records, move || unsafe { pages::free(slab.cast(), layout) })
+        };
         #[cfg(not(any(raddle_loom, raddle_shuttle)))]
         let free = move || {
             // SAFETY: the lists of slabs are never freed.
@@ -275,10 +274,6 @@ impl Slabs {
             // Relaxed: only a count.
             owner.len.fetch_sub(1, Relaxed);
         };
-        #[cfg(any(raddle_loom, raddle_shuttle))]
-        let records: Vec<_> = (0..self.records).map(|at| self.record(slab, at)).collect();
-        #[cfg(any(raddle_loom, raddle_shuttle))]
-        let free = move || records::end_model(records, free);
         // SAFETY: all threads may use the memory of a slab, which by (1) the closure owns.
         unsafe { guard.retire(free) };
     }
@@ -286,8 +281,7 @@ impl Slabs {
     /// Returns the size of all slabs.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     pub(super) fn bytes(&self) -> usize {
-        // Relaxed: only a count.
-        self.len.load(Relaxed) * self.layout.size()
+        self.len() * self.layout.size()
     }
 
     /// Returns the number of slabs that are not freed.
@@ -324,14 +318,16 @@ impl Slabs {
             self.spare.fetch_sub(taken.len(), Relaxed);
             taken
         };
-        let mut taken = NonNull::new(self.newest()).map_or_else(Records::new, take);
+        let taken = NonNull::new(self.newest()).map_or_else(Records::new, take);
         // Relaxed: only says whether a search is worthwhile.
-        let are_many = self.spare.load(Relaxed) >= self.records;
-        for _ in 0..if are_many { LOOKS } else { 0 } {
+        if !taken.is_empty() || self.spare.load(Relaxed) < self.records {
+            return taken;
+        }
+        for _ in 0..LOOKS {
+            let taken = hand.advance(self).map_or_else(Records::new, |(_, slab)| take(slab));
             if !taken.is_empty() {
-                break;
+                return taken;
             }
-            taken = hand.advance(self).map_or_else(Records::new, |(_, slab)| take(slab));
         }
         taken
     }
@@ -347,9 +343,7 @@ impl Slabs {
         let older = unsafe { &slab.as_ref().older };
         // Relaxed: only an approximate number.
         self.spare.fetch_add(self.records - taken, Relaxed);
-        // Relaxed, here and below: only counts.
-        self.listed.fetch_add(1, Relaxed);
-        #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+        // Relaxed: only a count.
         self.len.fetch_add(1, Relaxed);
         // Relaxed: only the expected value of the exchange.
         let mut newest = self.newest.load(Relaxed);
@@ -416,8 +410,8 @@ impl Slabs {
     /// Frees all slabs that have only spare records, except for the newest.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     pub(super) fn free_all_spare(&self) {
-        // Relaxed: only a bound. The hand passes each slab once, and the end of the list.
-        for _ in 0..=self.listed.load(Relaxed).div_ceil(LOOKS) {
+        // The hand passes each slab at least once, and the end of the list.
+        for _ in 0..=self.len().div_ceil(LOOKS) {
             self.free_spare_slabs();
         }
     }
@@ -429,13 +423,11 @@ impl Slabs {
         let Slab { older, stack, used, .. } = unsafe { slab.as_ref() };
         // Relaxed: once a slab is listed, only a thread that has the hand changes the number.
         if SpareStack(stack.load(acquire(edge::spare::ALL))).len() == used.load(Relaxed) {
-            // Relaxed: the older slab was listed before this one, and whoever reaches this one has acquired both.
+            // Relaxed: the older slab was listed first, so a thread that reaches this one has acquired both.
             before.older.store(older.load(Relaxed), Relaxed);
             hand.0 = std::ptr::from_ref(before).cast_mut();
             // Relaxed: only an approximate number.
             self.spare.fetch_sub(self.records, Relaxed);
-            // Relaxed: only a count.
-            self.listed.fetch_sub(1, Relaxed);
             // SAFETY: the slab has left the list; its spare records can be taken only by means of the hand, by way of
             // the list.
             unsafe { self.retire(slab, guard) };
@@ -448,10 +440,10 @@ impl Slabs {
         while let Some(slab) = NonNull::new(next) {
             // SAFETY: the caller is pinned, so a slab that it has reached in the list is not freed.
             let Slab { older, used, .. } = unsafe { slab.as_ref() };
-            // Relaxed: whoever has marked a record has seen that it is used.
+            // Relaxed: a record is used before it is marked, so a thread that knows of the mark sees the number.
             for at in 0..used.load(Relaxed) {
                 let record = self.record(slab, at);
-                // SAFETY: as above.
+                // SAFETY: the record is in the slab, which is not freed.
                 let mark = unsafe { records::word(record) }.load(acquire(edge::marked::FOUND)).cast();
                 if marks.contains(&mark) {
                     f(record.cast(), mark);
@@ -485,7 +477,7 @@ impl Slabs {
     /// Returns the numbers of spare records and of all records. They are exact while no other thread uses the slabs.
     pub fn count(&self) -> (usize, usize) {
         // Relaxed: the model has joined all other threads.
-        (self.spare.load(Relaxed), self.listed.load(Relaxed) * self.records)
+        (self.spare.load(Relaxed), self.len.load(Relaxed) * self.records)
     }
 
     /// Gives back a record, which no pinned thread uses.

@@ -1,7 +1,7 @@
 //! Dumps of pending work, taken while the engine runs.
 //!
 //! From an operation's push until shortly before the operation is counted out, the first word of its record contains a
-//! mark of its engine ([`registry`](crate::memory::marks)). The thread taking the dump is pinned, so the records
+//! mark of its engine ([`marks`](crate::memory::marks)). The thread taking the dump is pinned, so the records
 //! that it finds are not reused. An operation's task may be dropped in the meantime, but the parts of the record read
 //! here, such as the name and the accesses, remain valid.
 

@@ -74,6 +74,10 @@ const TIMED_PARK: Duration = Duration::from_micros(400);
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const UNTIL_SHRINKING: Duration = Duration::from_secs(1);
 
+/// How long it then waits after a step in vain, for other threads to unpin.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+const SHRINKING_PAUSE: Duration = Duration::from_millis(10);
+
 /// The longest average time between calls to `find`, over all workers of the lane, at which a worker on a contended core
 /// parks with a time limit, and parks once more.
 const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
@@ -365,17 +369,12 @@ impl Sleep {
     /// the records back. `wakes` is as in [`park_timed`](Self::park_timed).
     pub fn park(&self, worker: usize, wakes: u64) {
         #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-        if pool::Shrinking::is_worthwhile() {
+        if pool::may_shrink() {
             let (start, retired) = (Instant::now(), pool::retired_batches());
             thread::park_timeout(UNTIL_SHRINKING);
             let is_asleep = || self.wakes_of(worker) == wakes && start.elapsed() >= UNTIL_SHRINKING;
-            let shrinking = is_asleep().then(|| pool::Shrinking::begin(retired)).flatten();
-            if let Some(mut shrinking) = shrinking {
-                while is_asleep() && shrinking.step() {
-                    if shrinking.was_in_vain() {
-                        thread::park_timeout(Duration::from_millis(10));
-                    }
-                }
+            if is_asleep() {
+                pool::shrink(retired, is_asleep, || thread::park_timeout(SHRINKING_PAUSE));
             }
             if !is_asleep() {
                 return self.end_park(worker);

@@ -33,7 +33,7 @@ struct Arrived<T> {
 
 // SAFETY: a value is reachable only for the thread that takes it, so values only move between threads.
 unsafe impl<T: Send> Send for Arrivals<T> {}
-// SAFETY: as above.
+// SAFETY: the same: a shared list only lets values move.
 unsafe impl<T: Send> Sync for Arrivals<T> {}
 
 impl<T> Default for Arrivals<T> {

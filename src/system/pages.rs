@@ -48,7 +48,7 @@ mod imp {
         let aligned = memory.wrapping_add(before);
         // SAFETY: the mapping is new, and both parts are in it.
         unsafe { unmap(memory, before) };
-        // SAFETY: as above.
+        // SAFETY: the part behind the block is in the new mapping too.
         unsafe { unmap(aligned.wrapping_add(len), align - before) };
         aligned
     }

@@ -1,5 +1,5 @@
-//! What `cargo xtask ci sanitizers` runs: the fuzz targets on their corpora, the soak test, what both leave out (`besides`), a planted bug for each
-//! sanitizer in an engine's operations, and counterparts without the bugs.
+//! What `cargo xtask ci sanitizers` runs: the fuzz targets on their corpora, the soak test, what both leave out
+//! (`besides`), a planted bug for each sanitizer in an engine's operations, and counterparts without the bugs.
 //!
 //! Each planted bug runs in a separate process. The stage fails unless the matching sanitizer reports each bug, and
 //! reports nothing in the counterpart. These tests are ignored by default: without a sanitizer, those with a bug leak or
