@@ -1663,14 +1663,12 @@ fn stops_and_starts_of_a_limited_engine_lose_no_operation() {
 
 // ------------------------------------------------------------------------------------------------------- memory ----
 
-/// Pushes an operation that owns 32 KiB of memory and computes for a millisecond.
+/// Pushes an operation that owns 32 KiB of memory and keeps its worker for 4 ms, without using a core that the producer
+/// needs.
 fn push_work(op: OpBuilder<'_>, sum: &Var<usize>) {
     let data = vec![1u8; 32 << 10];
     op.push(sum.write(), move |sum| {
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_millis(1) {
-            std::hint::spin_loop();
-        }
+        thread::sleep(Duration::from_millis(4));
         *sum += data.len();
     })
     .unwrap();
@@ -1695,7 +1693,7 @@ fn unlimited_rate(kind: EngineKind) -> f64 {
 /// Pushes work for `time` from a thread that could push over ten times as fast as the work is processed. Naive engines
 /// are left out: they run each operation inside its push, so no producer outruns them.
 fn overload(kind: EngineKind, is_group_limited: bool, time: Duration) {
-    const LIMIT: usize = 500;
+    const LIMIT: usize = 200;
     let possible = unlimited_rate(kind);
     let engine = if is_group_limited { common::engine(kind, 2) } else { limited(kind, 2, LIMIT) };
     let group = is_group_limited.then(|| engine.group().max_pending(LIMIT));
