@@ -215,8 +215,8 @@ pub mod internals {
         sync::{arrivals::Arrivals, edge},
         threads::{Aside, Laid, SpareThreads, Stopped},
         tracker::{
-            Hold, Mode, Op, OpRef, PushResult, ReadyList, Stalled, Successors, VarQueue, complete, end, followers,
-            push, walk_blocked,
+            Hold, Mode, Op, OpRef, PushResult, ReadyList, Stalled, Successors, VarQueue, complete, complete_unlinking,
+            end, followers, push, walk_blocked,
         },
     };
 }

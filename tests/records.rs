@@ -4,7 +4,7 @@
 //! This is a separate binary because the test counts the records and the handles of the whole process; it recognises
 //! the handles by their layout.
 
-use raddle_testkit::{eventually, shapes};
+use raddle_testkit::{Gate, alone, eventually, occupy, shapes};
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use raddle::{Engine, EngineKind, Token};
+use raddle::{Engine, EngineKind, Group, Token, Var};
 use shapes::*;
 
 struct Counting;
@@ -143,10 +143,69 @@ fn push_at_the_end_of_a_thread(engine: &Engine, (late, held): (&Engine, &Token))
     thread::spawn(pusher).join().expect("the thread should not panic");
 }
 
+/// Pushes `reads` operations of a group, which read `long`.
+type Push = fn(&Engine, &Group, long: &Var<u64>, reads: usize);
+
+/// The ways in which readers may come and complete.
+const READERS: [(&str, Push); 4] = [
+    ("in push order", |_, group, long, reads| {
+        (0..reads).for_each(|_| group.op("").push(long.read(), |_| ()).expect("the engine should be open"));
+    }),
+    ("with a second variable", |engine, group, long, reads| {
+        let also = engine.var(0);
+        let push = |_| group.op("").push((also.read(), long.read()), |(_, _)| ()).expect("the engine should be open");
+        (0..reads).for_each(push);
+    }),
+    ("from a worker, the last first", |_, group, long, reads| {
+        let (inner, long) = (group.clone(), long.clone());
+        let pushes = move |()| (0..reads).for_each(|_| inner.op("").push(long.read(), |_| ()).expect("an open engine"));
+        group.op("").push((), pushes).expect("the engine should be open");
+    }),
+    ("in random order", |engine, group, long, reads| {
+        let gate = occupy(engine, 1);
+        for read in 0..reads {
+            let priority = (read * 7919 % 13) as i32 - 6;
+            group.op("").priority(priority).push(long.read(), |_| ()).expect("the engine should be open");
+        }
+        gate.open();
+    }),
+];
+
+/// Behind a reader that has not ended, other readers complete. Their records are reused.
+#[test]
+#[cfg_attr(miri, ignore = "needs many operations")]
+fn a_long_reader_keeps_no_records_of_later_ones() {
+    const READS: usize = 2_000;
+    let _alone = alone();
+    for (way, push) in READERS {
+        let engine = Engine::builder().workers(2).pin(false).build().expect("an engine");
+        let (long, gate, ran) = (engine.var(1), Gate::new(), Gate::new());
+        let (passes, begins) = (gate.clone(), ran.clone());
+        let reads = move |_: &u64| {
+            begins.open();
+            passes.pass();
+        };
+        engine.op("long").push(long.read(), reads).expect("the engine should be open");
+        ran.pass();
+        let (before, group) = (records(&engine), engine.group());
+        for _ in 0..20 {
+            push(&engine, &group, &long, READS);
+            group.wait().expect("no operation should fail");
+        }
+        let more = records(&engine).saturating_sub(before);
+        println!("{way}: {more} more records");
+        assert!(more < READS + 2 * IN_TRANSIT, "{way}: {more} records were allocated for {READS} readers at a time");
+        engine.op("").push(long.write(), |long| *long += 1).expect("the engine should be open");
+        gate.open();
+        assert_eq!(engine.get(&long).expect("no operation should fail"), 2);
+    }
+}
+
 /// All cases share one test, since the counts cover the whole process.
 #[test]
 #[cfg_attr(miri, ignore = "needs many operations")]
 fn records_are_reused_and_freed() {
+    let _alone = alone();
     // The naive engine runs every operation on the pushing thread, so only one cache of records exists.
     let engine = Engine::builder().kind(EngineKind::Naive).build().expect("an engine");
     let tokens: Vec<_> = (0..17).map(|_| engine.token()).collect();

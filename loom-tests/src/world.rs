@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::checker::{alloc::Track, cell::UnsafeCell};
-use raddle::internals::{Mode, Op, OpRef, PushResult, ReadyList, Stalled, VarQueue, end, push};
+use raddle::internals::{Mode, Op, OpRef, PushResult, ReadyList, Stalled, VarQueue, complete_unlinking, end, push};
 
 /// The task that the models store in an operation's record.
 pub struct Task {
@@ -257,6 +257,14 @@ impl World {
     /// Completes and drops `op`. Adds newly ready operations to `ready`.
     pub fn complete(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
         end(op, ready);
+    }
+
+    /// Runs `op`, which is ready, unlinks completed readers as it completes, and runs all operations that become ready.
+    pub fn run_unlinking(&self, op: OpRef<Task>) {
+        let mut ready = ReadyList::default();
+        self.execute(&op);
+        drop(complete_unlinking(op, &mut ready));
+        self.run_all(&mut ready);
     }
 
     /// Reads the data of a variable, outside any operation.

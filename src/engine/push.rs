@@ -213,7 +213,7 @@ pub(crate) fn push_sole<J: Job>(
 ) -> Result<(), PushError> {
     // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
     let queue = unsafe { entry.cell.as_ref() }.queue();
-    if !core.has_short_way || queue.owner() != core.tag() || queue.is_closed() {
+    if !core.has_short_way || !queue.is_open_to(core.tag()) {
         return push_slowly(core, name, location, slice::from_mut(&mut entry), ErasedJob::new(job));
     }
     queue.prefetch();
@@ -303,7 +303,7 @@ unsafe fn push_few_untyped<const N: usize>(
     for (id, entry) in ids.iter_mut().zip(entries) {
         // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
         let queue = unsafe { entry.cell.as_ref() }.queue();
-        if queue.owner() != core.tag() || queue.is_closed() {
+        if !queue.is_open_to(core.tag()) {
             return FewPushed::NotPushed;
         }
         queue.prefetch();

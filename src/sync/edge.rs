@@ -189,8 +189,13 @@ edges! {
     link {
         /// `insert`: the exchange that links an access behind its predecessor.
         ReleaseSide LINKED;
+        /// `unlink_behind`: the exchange that links an access past an unlinked one, whose operation's writes it also
+        /// hands over.
+        ReleaseSide UNLINKED;
         /// `insert`: the word of the access at the tail.
         AcquireSide TAIL;
+        /// `unlink_behind`: the word of an access behind which others may be unlinked.
+        AcquireSide UNLINKING;
         /// `add_flags`: the change that finds the next access.
         AcquireSide FLAGGED;
         /// `followers`: the word of each access behind an operation.
@@ -232,6 +237,16 @@ edges! {
         ReleaseSide FLAGGED;
         /// `Access::is_idle`: the word of the last access.
         AcquireSide IDLE;
+        /// `unlink_behind`: the word of an access that may be unlinked.
+        AcquireSide UNLINKING;
+    }
+
+    /// Tracker: the access from which completed readers are unlinked.
+    front {
+        /// `Front::give_back`.
+        ReleaseSide GIVEN_BACK;
+        /// `Front::take`.
+        AcquireSide TAKEN;
     }
 
     /// Tracker: the writes of all predecessors of an operation that is ready.
@@ -606,6 +621,10 @@ edges! {
         Step REREAD_REGISTERED;
         /// A completion moves the tail past an access before the access is retired.
         Step TAIL_PAST_RETIRED;
+        /// Only one thread at a time unlinks accesses of a variable.
+        Step FRONT_HAS_ONE_USER;
+        /// An access is removed from its queue's front before it is retired.
+        Step FRONT_IS_LEFT;
         /// A completion that grants `READ_OK` to a reader also grants it to the next reader.
         Step READERS_PASS_ON;
         /// The record in which a list of retired records is begun is free (`records::put_on_next`).

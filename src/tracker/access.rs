@@ -10,7 +10,7 @@ use crate::{
     memory::epoch::{Atomic, Pointer, Shared, unprotected},
     sync::{
         Ordering::Relaxed,
-        atomic::{AtomicBool, AtomicU8},
+        atomic::AtomicU8,
         edge::{self, acquire, removed, step},
         hint,
     },
@@ -29,6 +29,16 @@ const LINKED_WRITE_OK: usize = 16;
 const _: () =
     assert!(LINKED_WRITE_OK < align_of::<Access<()>>(), "a pointer to an access must have room for the flags");
 
+/// The flags that describe the next access.
+pub(super) const LINKED: usize = LINKED_READ_OK | LINKED_WRITE_OK;
+/// The flags of a spent access.
+pub(super) const SPENT: usize = WRITE_OK | DONE;
+
+/// In [`Access::duties`]: the record was left to the access, which then has the only share.
+const RETIRES: u8 = 1;
+/// In [`Access::duties`]: the access may be the front of its queue.
+const MAY_BE_FRONT: u8 = 2;
+
 /// Returns the tag that records that `flags` were grantable to the next access when it was linked.
 #[inline]
 pub(super) fn linked(flags: usize) -> usize {
@@ -39,7 +49,7 @@ pub(super) fn linked(flags: usize) -> usize {
 /// Returns the flags that were grantable to the next access when it was linked, given the tag of the linking word.
 #[inline]
 pub(super) fn grantable_at_link(tag: usize) -> usize {
-    (tag & (LINKED_READ_OK | LINKED_WRITE_OK)) >> 3
+    (tag & LINKED) >> 3
 }
 
 /// What an operation does to a variable. The discriminant contains the flag that [satisfies](Mode::satisfied_by) the
@@ -91,7 +101,6 @@ impl Mode {
     /// Returns the flags grantable to the next access when this one has `flags`.
     #[inline]
     pub(super) fn grantable(self, flags: usize) -> usize {
-        const SPENT: usize = WRITE_OK | DONE;
         if flags & SPENT == SPENT {
             READ_OK | WRITE_OK
         } else if self.is_write() {
@@ -141,9 +150,8 @@ pub struct Access<T> {
     pub(super) index: u32,
     mode: Mode,
     arity: Arity,
-    /// Whether the record was left to this access, which then holds the only share: spending the access retires the
-    /// record. Set before `DONE`.
-    last_share: AtomicBool,
+    /// What to do before the access's share ends, or instead of ending it. Set before `DONE`.
+    duties: AtomicU8,
     /// Flags that were grantable to the access when it was linked, left by helpers and by threads that move the tail to
     /// it.
     deferred: AtomicU8,
@@ -165,8 +173,8 @@ impl<T> std::fmt::Debug for Access<T> {
 
 impl<T> Access<T> {
     pub(super) fn new(op: *mut Op<T>, queue: NonNull<VarQueue<T>>, index: u32, mode: Mode, arity: Arity) -> Self {
-        let (deferred, last_share) = (AtomicU8::new(0), AtomicBool::new(false));
-        Self { word: Atomic::null(), op, queue, index, mode, arity, last_share, deferred }
+        let (deferred, duties) = (AtomicU8::new(0), AtomicU8::new(0));
+        Self { word: Atomic::null(), op, queue, index, mode, arity, duties, deferred }
     }
 
     /// Creates a variable's initial access: done, with nothing before it.
@@ -333,16 +341,28 @@ impl<T> Access<T> {
     pub(super) fn take_last_share(&self) {
         self.assert_alive();
         // Relaxed: released by the step that sets `DONE` (edge `complete`).
-        self.last_share.store(true, Relaxed);
+        self.duties.store(RETIRES, Relaxed);
     }
 
-    /// Returns the access's share of the record, which must be [ended](RecordShare::end) once the access is spent and
-    /// the tail is past it. The share does not borrow the access, which may be reclaimed with the record.
+    /// Records that this access, which is not yet `DONE` and leaves its record to others, may become the front of its
+    /// queue.
+    pub(super) fn may_be_front(&self) {
+        self.assert_alive();
+        // Relaxed: released by the step that sets `DONE` (edge `complete`).
+        self.duties.store(MAY_BE_FRONT, Relaxed);
+    }
+
+    /// Returns the access's share of the record, which must be [ended](RecordShare::end) once the access is spent or
+    /// unlinked and the tail is past it. The share does not borrow the access, which may be reclaimed with the record.
     #[inline]
     pub(super) fn share(&self) -> RecordShare<T> {
         self.assert_alive();
-        // Relaxed: a thread that finds the access spent has acquired `DONE` (edge `complete`).
-        RecordShare { op: self.op_ptr(), last: self.last_share.load(Relaxed) }
+        // Relaxed: a thread that finds the access done has acquired `DONE` (edge `complete`).
+        let duties = self.duties.load(Relaxed);
+        if duties == MAY_BE_FRONT {
+            self.queue().front.remove(self);
+        }
+        RecordShare { op: self.op_ptr(), last: duties == RETIRES }
     }
 
     /// Returns whether an access of the same mode, if pushed now, would wait for the same operations as this one. This
@@ -383,7 +403,7 @@ impl<T> RecordShare<T> {
     /// Ends the share, and retires the record if no share is left.
     ///
     /// # Safety
-    /// 1. The access is spent, the tail is past it, and this is called once.
+    /// 1. The access is spent or unlinked, the tail is past it, and this is called once.
     #[inline]
     pub(super) unsafe fn end(self) {
         if let Some(op) = self.op {
@@ -395,7 +415,7 @@ impl<T> RecordShare<T> {
     /// Ends an access's share of the record of `op`.
     ///
     /// # Safety
-    /// 1. The access is spent, the tail is past it, and this is called once.
+    /// 1. The access is spent or unlinked, the tail is past it, and this is called once.
     #[cold]
     #[inline(never)]
     unsafe fn end_of(op: NonNull<Op<T>>, last: bool) {

@@ -44,7 +44,7 @@ impl Hasher for PointerHasher {
 /// ended the walk. Visits at most `max` operations.
 ///
 /// The thread is pinned during the walk. Every operation visited was incomplete at some moment since the thread was
-/// pinned, so nothing behind that operation had been retired before the pin.
+/// pinned, so nothing still behind that operation had been retired before the pin.
 ///
 /// # Safety
 /// 1. The operations in `ahead` are not complete when the walk begins, and those that `look` appends are not complete
@@ -80,7 +80,7 @@ pub unsafe fn walk_blocked<T>(
             if reads && !walked.insert(NonNull::from(own)) {
                 continue;
             }
-            // SAFETY: (1): `op` is not complete, or this thread has been pinned since before it was completed.
+            // SAFETY: (1): this thread has been pinned since before `op` was completed.
             for at in unsafe { up_to_writer(own) } {
                 if waits_for(at, own) {
                     ahead.extend(at.op_ptr().map(|next| (next, from)));

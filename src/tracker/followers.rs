@@ -17,9 +17,10 @@ pub(super) const MAX_FOLLOWERS: usize = 16;
 /// complete. In each queue, these are the operations behind `op` up to and including the next writer, except the
 /// readers if `op` does not mutate the variable. Visits a limited number of accesses, and only those already linked.
 ///
-/// None of these operations can run before `op` is complete, so their tasks have not changed since they were pushed.
+/// The thread is pinned during the call. None of these operations can run before `op` is complete, so their tasks have not changed since they were pushed.
 pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
-    // SAFETY: (1): `op` is not complete.
+    let _guard = epoch::pin();
+    // SAFETY: (1): `op` is not complete, and this thread is pinned.
     for access in unsafe { behind(op, MAX_FOLLOWERS) } {
         if let Some(op) = access.op() {
             look(op, access);
@@ -32,8 +33,7 @@ pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
 /// already linked.
 ///
 /// # Safety
-/// 1. `op` is not complete, or the caller has been pinned since before it was completed, and stays pinned while using
-///    the accesses.
+/// 1. The caller has been pinned since before `op` was completed, and stays pinned while using the accesses.
 unsafe fn behind<T>(op: &Op<T>, max: usize) -> impl Iterator<Item = &Access<T>> {
     op.accesses().iter().flat_map(move |own| {
         // SAFETY: (1).
@@ -44,8 +44,8 @@ unsafe fn behind<T>(op: &Op<T>, max: usize) -> impl Iterator<Item = &Access<T>> 
 /// Returns the accesses behind `own`, up to and including the next writer. Visits only those already linked.
 ///
 /// # Safety
-/// 1. `own`'s operation is not complete, or the caller has been pinned since before it was completed, and stays pinned
-///    while using the accesses.
+/// 1. The caller has been pinned since before `own`'s operation was completed, and stays pinned while using the
+///    accesses.
 pub(super) unsafe fn up_to_writer<T>(own: &Access<T>) -> impl Iterator<Item = &Access<T>> {
     let next = move |at: &Access<T>| {
         if at.mode().is_write() && !std::ptr::eq(at, own) {
@@ -56,7 +56,8 @@ pub(super) unsafe fn up_to_writer<T>(own: &Access<T>) -> impl Iterator<Item = &A
         if word.is_null() {
             return None;
         }
-        // SAFETY: (1): while the operation is not complete, no access behind its own is spent, so none is retired.
+        // SAFETY: (1): nothing behind the operation's access was spent before the pin, and an access unlinked before it
+        // is not found.
         let next: &Access<T> = unsafe { word.deref() };
         next.check();
         Some(next)

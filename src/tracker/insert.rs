@@ -326,9 +326,7 @@ pub(super) fn insert<'g, T>(
         if !unseen && !removed(step::REREAD_REGISTERED) && target.is_past(left) {
             return Insertion::AlreadyLinked;
         }
-        // Relaxed: a thread that inserts behind the deletion has acquired the tail, which was moved after the flag was
-        // set.
-        if queue.closed.load(Relaxed)
+        if queue.is_closed()
             && !removed(step::CLOSED_CHECKED)
             && !target.queued.passes_closed()
             && target.reject(left) == Rejection::AlreadyLinked

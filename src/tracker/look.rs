@@ -75,8 +75,8 @@ impl<'g, T> Successors<'g, T> {
         let max = if is_write { usize::MAX } else { MAX_SUCCESSORS };
         let mut at = access;
         for _ in 0..max {
-            // SAFETY: (1): `access` was not done after this thread was pinned, so nothing behind it had been retired
-            // before the pin.
+            // SAFETY: (1): `access` was not done after this thread was pinned, so nothing still behind it had been
+            // retired before the pin.
             let next = if is_write { unsafe { self.next(at) } } else { unsafe { self.next_but_readers(at) } };
             let Some(next) = next else { return };
             next.op().into_iter().for_each(&mut f);
@@ -90,7 +90,7 @@ impl<'g, T> Successors<'g, T> {
     /// Returns the access behind `at`.
     ///
     /// # Safety
-    /// 1. When this thread was pinned, nothing behind `at` had been retired.
+    /// 1. When this thread was pinned, nothing still behind `at` had been retired.
     unsafe fn next(&self, at: &Access<T>) -> Option<&'g Access<T>> {
         let word = at.word.load(acquire(edge::link::LOOKED_AT), unprotected());
         // SAFETY: (1): so the next access is not reclaimed before this thread is unpinned.
@@ -101,7 +101,7 @@ impl<'g, T> Successors<'g, T> {
     /// Returns the next access behind `at` that is not a reader.
     ///
     /// # Safety
-    /// 1. When this thread was pinned, nothing behind `at` had been retired.
+    /// 1. When this thread was pinned, nothing still behind `at` had been retired.
     unsafe fn next_but_readers(&mut self, at: &Access<T>) -> Option<&'g Access<T>> {
         let (mut visited, mut reached) = (Vec::new(), None);
         let found = loop {

@@ -168,6 +168,7 @@
 mod access;
 mod blocked;
 mod followers;
+mod front;
 mod insert;
 mod look;
 mod op_record;
@@ -177,6 +178,7 @@ mod queued;
 mod take;
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
 mod tests;
+mod unlink;
 
 pub use access::{Access, Mode};
 pub use blocked::{Ahead, walk_blocked};
@@ -188,3 +190,5 @@ pub use look::{Standing, Successors};
 pub use op_record::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList, each_marked};
 pub use propagate::{complete, end, end_with};
 pub use queue::VarQueue;
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub use unlink::complete_unlinking;

@@ -3,8 +3,9 @@
 use std::{cell::Cell, ptr::NonNull};
 
 use super::{
-    access::{Access, DONE, READ_OK, WRITE_OK, grantable_at_link, newly_grantable},
+    access::{Access, DONE, Mode, READ_OK, WRITE_OK, grantable_at_link, newly_grantable},
     op_record::{self, Hold, Op, OpRef, ReadyList},
+    unlink::{self, complete_unlinking},
 };
 use crate::{
     memory::epoch::{self, Atomic, Shared},
@@ -31,6 +32,9 @@ pub(super) enum Spent {
 ///
 /// Needs no guard: every access that it touches is kept alive by a step that this thread has yet to take.
 pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
+    if unlink::is_sampled() {
+        return complete_unlinking(op, ready);
+    }
     let mut spent = 0;
     for access in op.accesses() {
         pause::at(Point::CompleteBeforeAccess);
@@ -53,6 +57,9 @@ pub fn end_with<T>(op: OpRef<T>, mut look: impl FnMut(&Access<T>), ready: &mut R
         return end_several(op, ready);
     };
     look(access);
+    if access.mode() == Mode::Read && unlink::is_sampled() {
+        return drop_completed(complete_unlinking(op, ready));
+    }
     let access = NonNull::from(access);
     // SAFETY: the record is in use until its accesses are spent, and none can be spent before the operation is done.
     let only = unsafe { access.as_ref() };
@@ -72,7 +79,12 @@ pub fn end_with<T>(op: OpRef<T>, mut look: impl FnMut(&Access<T>), ready: &mut R
 /// [Ends](end) an operation whose record cannot be left to a single access.
 #[inline(never)]
 fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
-    let hold = complete(op, ready);
+    drop_completed(complete(op, ready));
+}
+
+/// Ends the shares of a completed operation.
+#[inline(always)]
+fn drop_completed<T>(hold: Hold<T>) {
     pause::at(Point::CompleteBeforeRetire);
     // The mark is removed now, since the operation's accesses may stay in their queues for a while.
     hold.mark(std::ptr::null_mut());
@@ -243,7 +255,7 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
 /// Ensures that the tail is past `access`, whose share can then be ended. The word of `access` points to `next` and has
 /// the tag `tag`.
 #[inline]
-fn advance_tail<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
+pub(super) fn advance_tail<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
     if removed(step::TAIL_PAST_RETIRED) {
         return;
     }

@@ -2,29 +2,35 @@
 
 use std::{mem::MaybeUninit, ptr::NonNull};
 
-use super::access::{Access, Mode};
+use super::{
+    access::{Access, Mode},
+    front::Front,
+};
 use crate::{
     memory::epoch::{self, Atomic, Shared, Stamp},
     sync::{
         Ordering::Relaxed,
-        atomic::AtomicBool,
+        atomic::AtomicUsize,
         cell::UnsafeCell,
         edge::{self, acquire},
         hint,
     },
 };
 
+/// The tag of the owner of a closed variable.
+const CLOSED: usize = 1;
+
 /// One variable's queue of accesses, in push order. Must not move once [`init`](Self::init) has been called.
 #[repr(C)]
 pub struct VarQueue<T> {
     /// The last access, or an earlier one while a thread is appending. Never null.
     pub(super) tail: Atomic<Access<T>>,
-    /// Set before the variable's deletion is pushed.
-    pub(super) closed: AtomicBool,
+    /// Where completed readers are unlinked.
+    pub(super) front: Front<T>,
     /// The variable's id, which orders the accesses of an operation.
     id: u64,
-    /// Identifies the variable's creator.
-    owner: usize,
+    /// Identifies the variable's creator; tagged [`CLOSED`] before the variable's deletion is pushed.
+    owner: AtomicUsize,
     pub(super) stamp: Stamp,
     /// The variable's initial access.
     first: UnsafeCell<MaybeUninit<Access<T>>>,
@@ -32,11 +38,7 @@ pub struct VarQueue<T> {
 
 impl<T> std::fmt::Debug for VarQueue<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("VarQueue")
-            .field("id", &self.id)
-            // Relaxed: a snapshot for display.
-            .field("closed", &self.closed.load(Relaxed))
-            .finish_non_exhaustive()
+        f.debug_struct("VarQueue").field("id", &self.id).field("closed", &self.is_closed()).finish_non_exhaustive()
     }
 }
 
@@ -48,11 +50,13 @@ impl<T> VarQueue<T> {
     }
 
     /// Creates a queue that must be [initialised](Self::init) at its final address. Variables used together in an
-    /// operation must have distinct ids. `owner` identifies the variable's creator; it is kept here because a push
-    /// reads this cache line anyway.
+    /// operation must have distinct ids. `owner`, an even number, identifies the variable's creator; it is kept here
+    /// because a push reads this cache line anyway.
     pub fn with_owner(id: u64, owner: usize) -> Self {
+        debug_assert!(owner & CLOSED == 0);
         let first = UnsafeCell::new(MaybeUninit::uninit());
-        Self { tail: Atomic::null(), closed: AtomicBool::new(false), id, owner, stamp: Stamp::new(), first }
+        let (tail, front, owner) = (Atomic::null(), Front::new(), AtomicUsize::new(owner));
+        Self { tail, front, id, owner, stamp: Stamp::new(), first }
     }
 
     /// Inserts the variable's initial access.
@@ -79,20 +83,30 @@ impl<T> VarQueue<T> {
 
     /// Returns the `owner` passed when the queue was created.
     pub fn owner(&self) -> usize {
-        self.owner
+        // Relaxed: only the tag changes.
+        self.owner.load(Relaxed) & !CLOSED
+    }
+
+    /// Returns whether the variable has this owner and is not closed.
+    #[inline]
+    pub fn is_open_to(&self, owner: usize) -> bool {
+        // Relaxed: as in `is_closed`.
+        self.owner.load(Relaxed) == owner
     }
 
     /// Closes the variable to all operations except deletions and the engine's waits for them. Returns `false` if it
     /// was already closed.
     pub fn close(&self) -> bool {
-        // Relaxed: the deletion, which is pushed afterwards, hands the flag over (edge `link`).
-        !self.closed.swap(true, Relaxed)
+        // Relaxed: the deletion, which is pushed afterwards, hands the tag over (edge `link`).
+        self.owner.fetch_or(CLOSED, Relaxed) & CLOSED == 0
     }
 
     /// Returns whether the variable is closed.
+    #[inline]
     pub fn is_closed(&self) -> bool {
-        // Relaxed: only for an early refusal; `insert` decides.
-        self.closed.load(Relaxed)
+        // Relaxed: a thread that inserts behind the deletion has acquired the tail, which was moved after the tag was
+        // set. Others only refuse early.
+        self.owner.load(Relaxed) & CLOSED != 0
     }
 
     /// Prefetches the access at the tail, which the next push will write.

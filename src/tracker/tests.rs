@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    Access,
+    Access, Hold,
     Mode::{self, Await, Overwrite, Read, Write},
     Op, OpRef, ReadyList, VarQueue,
     access::{Arity, DONE, READ_OK, WRITE_OK, grantable_at_link, linked, newly_grantable},
@@ -18,6 +18,7 @@ use super::{
     look::{MAX_SUCCESSORS, Successors},
     op_record::{INLINE_ACCESSES, Rejection},
     propagate::{Spent, complete, complete_access},
+    unlink::complete_unlinking,
 };
 use crate::{
     memory::epoch::{self, Guard, Shared},
@@ -32,7 +33,7 @@ struct Var(NonNull<VarQueue<Task>>);
 
 impl Var {
     fn new(id: u64) -> Self {
-        let queue = NonNull::from(Box::leak(Box::new(VarQueue::with_owner(id, 7))));
+        let queue = NonNull::from(Box::leak(Box::new(VarQueue::with_owner(id, 8))));
         // SAFETY: no other thread knows the queue, and it does not move.
         unsafe { VarQueue::init(queue) };
         Self(queue)
@@ -160,6 +161,15 @@ fn finish_push(op: Known, satisfied: u32, guard: &Guard) -> [bool; 2] {
 
 /// Completes `op` and returns the operations that this made ready, in order.
 fn end(op: Known) -> Vec<*mut Op<Task>> {
+    end_by(op, complete)
+}
+
+/// Does the same as [`end`], and unlinks completed readers.
+fn end_unlinking(op: Known) -> Vec<*mut Op<Task>> {
+    end_by(op, complete_unlinking)
+}
+
+fn end_by(op: Known, complete: fn(OpRef<Task>, &mut ReadyList<Task>) -> Hold<Task>) -> Vec<*mut Op<Task>> {
     let mut list = ReadyList::default();
     assert!(list.is_empty());
     drop(complete(op.owned(), &mut list));
@@ -394,6 +404,98 @@ fn a_completion_advances_the_tail_past_the_accesses_that_it_spends() {
     assert_eq!(end(reader), []);
 }
 
+/// Pushes `N` readers of `var`. Returns them, and for each whether its record is in use.
+fn readers<const N: usize>(var: &Var) -> ([Known; N], [Weak<()>; N]) {
+    let readers = [(); N].map(|()| operation_with_task(false, &[(var, Read)]));
+    readers.iter().for_each(|&(reader, _)| assert_eq!(push(reader), READY));
+    (readers.each_ref().map(|reader| reader.0), readers.map(|reader| reader.1))
+}
+
+fn in_use<const N: usize>(records: &[Weak<()>; N]) -> [bool; N] {
+    records.each_ref().map(|record| record.upgrade().is_some())
+}
+
+#[test]
+fn readers_that_complete_in_order_behind_another_are_unlinked() {
+    let x = Var::new(1);
+    let ([first, front, b, c, last], records) = readers(&x);
+    let (writer, _) = pushed(&[(&x, Write)]);
+    assert_eq!(end_unlinking(front), []);
+    assert_eq!((end(b), end(c)), (vec![], vec![]));
+    assert_eq!(in_use(&records), [true; 5]);
+    assert_eq!(end_unlinking(last), []);
+    // What was unlinked from the front was little, so the last reader is the front now, and stays.
+    assert_eq!(in_use(&records), [true, true, false, false, true]);
+    assert_eq!(end(first), [writer.as_ptr()]);
+    assert_eq!(in_use(&records), [false; 5]);
+    assert_eq!(end(writer), []);
+}
+
+#[test]
+fn readers_that_complete_in_reverse_order_behind_another_are_unlinked() {
+    let x = Var::new(1);
+    let ([first, a, b, front, last], records) = readers(&x);
+    assert_eq!(end(last), []);
+    assert_eq!(end_unlinking(front), []);
+    assert_eq!(in_use(&records), [true; 5], "the last access of a variable was unlinked");
+    assert_eq!(end(b), []);
+    let (writer, _) = pushed(&[(&x, Write)]);
+    assert_eq!(end_unlinking(a), []);
+    assert_eq!(in_use(&records), [true, true, false, false, false]);
+    assert_eq!(end(first), [writer.as_ptr()]);
+    assert_eq!(in_use(&records), [false; 5]);
+    assert_eq!(end(writer), []);
+}
+
+#[test]
+fn the_front_moves_when_it_is_spent_and_stays_while_much_is_unlinked_behind_it() {
+    let x = Var::new(1);
+    let ([first, front, second], _) = readers(&x);
+    let at_front = || x.queue().front.get(&epoch::pin()).map(std::ptr::from_ref);
+    assert_eq!(at_front(), None);
+    assert_eq!(end_unlinking(front), []);
+    assert_eq!(at_front(), Some(&raw const front.accesses()[0]));
+    let (many, _) = readers::<30>(&x);
+    many[..20].iter().for_each(|&op| assert_eq!(end(op), []));
+    assert_eq!(end_unlinking(many[20]), []);
+    assert_eq!(at_front(), Some(&raw const front.accesses()[0]), "20 readers were unlinked");
+    assert_eq!(end_unlinking(many[21]), []);
+    assert_eq!(at_front(), Some(&raw const many[21].accesses()[0]), "one reader was unlinked");
+    let next = &raw const many[22].accesses()[0];
+    assert_eq!(end(first), []);
+    assert_eq!(end(second), []);
+    assert_eq!(at_front(), None, "the front is spent");
+    // It has nothing before it, so it strands none.
+    assert_eq!(end_unlinking(many[22]), []);
+    assert_eq!(at_front(), None);
+    assert_eq!(end_unlinking(many[24]), []);
+    assert_ne!(at_front(), Some(next));
+    assert!(at_front().is_some());
+    many[23..].iter().filter(|&&op| op.as_ptr() != many[24].as_ptr()).for_each(|&op| assert_eq!(end(op), []));
+    assert_eq!(push(operation(&[(&x, Read)])), READY);
+    assert_eq!(at_front(), None);
+}
+
+/// A reader that a helper has linked before one that completes has its flags deferred; it is satisfied all the same.
+#[test]
+fn readers_are_unlinked_between_an_operation_that_was_helped_and_a_writer() {
+    let (x, y) = (Var::new(1), Var::new(2));
+    let guard = epoch::pin();
+    let slow = operation(&[(&x, Read), (&y, Read)]);
+    let satisfied = begun(slow, &guard);
+    assert!(matches!(helped(slow, 1, &guard), Insertion::Linked));
+    let ([front, b, c, last], records) = readers(&y);
+    assert_eq!(end_unlinking(front), []);
+    assert_eq!((end(b), end(c)), (vec![], vec![]));
+    let (writer, _) = pushed(&[(&y, Write)]);
+    assert_eq!(end_unlinking(last), []);
+    assert_eq!(in_use(&records), [true, false, false, true]);
+    assert_eq!(finish_push(slow, satisfied, &guard), READY);
+    assert_eq!(end(slow), [writer.as_ptr()]);
+    assert_eq!(in_use(&records), [false; 4]);
+    assert_eq!(end(writer), []);
+}
+
 #[test]
 fn an_operation_whose_predecessor_completes_during_its_push_is_ready_for_its_pusher() {
     let (a, b) = (Var::new(1), Var::new(2));
@@ -508,7 +610,7 @@ fn a_record_keeps_any_number_of_accesses_in_order_and_its_task() {
         assert!(!ready);
         for (index, (access, var)) in first.accesses().iter().zip(&vars).enumerate() {
             assert_eq!((access.index as usize, access.mode(), access.queue().id()), (index, Write, index as u64));
-            assert_eq!((access.queue_ptr(), access.queue().owner()), (var.0, 7));
+            assert_eq!((access.queue_ptr(), access.queue().owner()), (var.0, 8));
         }
         assert_eq!(first.accesses().len(), count);
         // SAFETY: the test owns the operation.

@@ -25,6 +25,7 @@ mod shutdown;
 mod slabs;
 mod sleep;
 mod threads;
+mod unlink;
 mod variable;
 mod waits;
 
@@ -53,6 +54,7 @@ fn each_edge_and_each_step_is_needed() {
         slabs::KILLS,
         sleep::KILLS,
         threads::KILLS,
+        unlink::KILLS,
         variable::KILLS,
         waits::KILLS,
     ];

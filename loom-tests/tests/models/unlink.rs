@@ -1,0 +1,185 @@
+//! Readers that complete before an earlier one leave their queue, and nothing else changes: later writers run after
+//! them, and no record is used once it is reclaimed.
+//!
+//! In each model, variable 0 has a first reader, which is not done when the others complete.
+
+use std::sync::Arc;
+
+use raddle::internals::{
+    Flavour::Contract,
+    Mode::{Read, Write},
+    OpRef,
+};
+use raddle_loom_tests::checker::thread;
+use raddle_loom_tests::{Task, World, kills, model};
+
+/// Pushes `N` readers, which are ready.
+fn readers<const N: usize>(world: &World) -> [OpRef<Task>; N] {
+    [(); N].map(|()| reader(world))
+}
+
+fn reader(world: &World) -> OpRef<Task> {
+    world.push(world.op(&[(0, Read)])).ready.expect("no writer should be pending")
+}
+
+/// Pushes a writer, which waits for the readers.
+fn push_writer(world: &World) {
+    assert!(world.push(world.op(&[(0, Write)])).ready.is_none(), "a reader should be pending");
+}
+
+/// `late` is unlinked, unless it completes too late. The writer must run after it in any case.
+#[test]
+fn a_writer_runs_after_an_unlinked_reader() {
+    model(2, Contract, || {
+        let world = World::new(1);
+        let [first, front, late] = readers(&world);
+        push_writer(&world);
+        let run = |op: OpRef<Task>| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.run(op))
+        };
+        let threads = [run(late), run(first)];
+        world.run_unlinking(front);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        world.end();
+    });
+}
+
+/// A thread may unlink the access at the tail of its queue while another appends one behind it.
+#[test]
+fn the_tail_is_past_an_access_before_the_access_is_unlinked() {
+    model(3, Contract, || {
+        let world = World::new(1);
+        let [first, other, front, last] = readers(&world);
+        world.run_unlinking(front);
+        world.run(last);
+        let appends = Arc::clone(&world);
+        let thread = thread::spawn(move || appends.push_and_run(appends.op(&[(0, Read)])));
+        world.run_unlinking(other);
+        world.push_and_run(world.op(&[(0, Write)]));
+        world.run(first);
+        thread.join().unwrap();
+        world.end();
+    });
+}
+
+/// A thread looks for readers to unlink behind one that another thread links and completes.
+#[test]
+fn an_access_is_linked_behind_the_front_while_readers_are_unlinked() {
+    model(3, Contract, || {
+        let world = World::new(1);
+        let [first, other, front] = readers(&world);
+        world.run_unlinking(front);
+        let appends = Arc::clone(&world);
+        let thread = thread::spawn(move || appends.run(reader(&appends)));
+        world.run_unlinking(other);
+        thread.join().unwrap();
+        push_writer(&world);
+        world.run(first);
+        world.end();
+    });
+}
+
+/// A thread leaves the reader that it has pushed as the front, from which another thread begins.
+#[test]
+fn a_front_is_handed_over_with_its_access() {
+    model(3, Contract, || {
+        let world = World::new(1);
+        let [first, other] = readers(&world);
+        let leaves = Arc::clone(&world);
+        let thread = thread::spawn(move || leaves.run_unlinking(reader(&leaves)));
+        world.run_unlinking(other);
+        thread.join().unwrap();
+        push_writer(&world);
+        world.run(first);
+        world.end();
+    });
+}
+
+/// The front of one thread is what the other unlinks.
+#[test]
+fn two_threads_do_not_unlink_at_once() {
+    model(3, Contract, || {
+        let world = World::new(1);
+        let [first, front, one, done, two] = readers(&world);
+        push_writer(&world);
+        world.run_unlinking(front);
+        world.run(done);
+        let unlinks = Arc::clone(&world);
+        let thread = thread::spawn(move || unlinks.run_unlinking(two));
+        world.run_unlinking(one);
+        thread.join().unwrap();
+        world.run(first);
+        world.end();
+    });
+}
+
+/// The first reader ends, which spends the front, while another thread begins there. Then readers complete behind
+/// another first reader.
+#[test]
+fn a_spent_access_is_no_longer_the_front() {
+    model(3, Contract, || {
+        let world = World::new(1);
+        let [first, front, other, second, last] = readers(&world);
+        world.run_unlinking(front);
+        let ends = Arc::clone(&world);
+        let thread = thread::spawn(move || ends.run(first));
+        world.run_unlinking(other);
+        thread.join().unwrap();
+        world.run_unlinking(last);
+        world.run(second);
+        world.end();
+    });
+}
+
+/// The first of a queue's accesses is that of an operation on two variables whose push has stopped between them; it
+/// adopts its flags later than the readers behind it receive theirs.
+#[test]
+fn readers_are_unlinked_behind_an_operation_that_was_helped() {
+    model(2, Contract, || {
+        let world = World::new(2);
+        let first = world.push(world.op(&[(1, Read)])).ready.expect("nothing should be pending");
+        let stalled = world.stall(world.op(&[(0, Read), (1, Read)]));
+        let behind = [(); 3].map(|()| world.push(world.op(&[(1, Read)])).ready.expect("no writer should be pending"));
+        let [front, done, other] = behind;
+        world.run_unlinking(front);
+        world.run(done);
+        let continues = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            if let Some(op) = continues.finish_push(stalled) {
+                continues.run(op);
+            }
+        });
+        world.run_unlinking(other);
+        world.push_and_run(world.op(&[(1, Write)]));
+        world.run(first);
+        thread.join().unwrap();
+        world.end();
+    });
+}
+
+kills! {
+    a_writer_runs_after_an_unlinked_reader {
+        "link::UNLINKED": "Causality violation",
+        "complete::UNLINKING": "Causality violation",
+    }
+    the_tail_is_past_an_access_before_the_access_is_unlinked {
+        "step::TAIL_PAST_RETIRED": "use after reclamation",
+    }
+    an_access_is_linked_behind_the_front_while_readers_are_unlinked {
+        only loom "link::UNLINKING": "Causality violation",
+    }
+    a_front_is_handed_over_with_its_access {
+        only loom "front::GIVEN_BACK": "Causality violation",
+        only loom "front::TAKEN": "Causality violation",
+    }
+    two_threads_do_not_unlink_at_once {
+        "step::FRONT_HAS_ONE_USER": "use after reclamation",
+    }
+    a_spent_access_is_no_longer_the_front {
+        "step::PIN": "use after reclamation",
+        "step::FRONT_IS_LEFT": "use after reclamation",
+    }
+}
