@@ -245,6 +245,8 @@ edges! {
     front {
         /// `Front::give_back`.
         ReleaseSide GIVEN_BACK;
+        /// `Front::set`: for the thread that spends the access, which has acquired the word of the access.
+        ReleaseSide SET;
         /// `Front::take`.
         AcquireSide TAKEN;
     }
@@ -625,6 +627,8 @@ edges! {
         Step FRONT_HAS_ONE_USER;
         /// An access is removed from its queue's front before it is retired.
         Step FRONT_IS_LEFT;
+        /// `Front::set` removes an access that was spent before.
+        Step FRONT_IS_CHECKED;
         /// A completion that grants `READ_OK` to a reader also grants it to the next reader.
         Step READERS_PASS_ON;
         /// The record in which a list of retired records is begun is free (`records::put_on_next`).

@@ -344,8 +344,8 @@ impl<T> Access<T> {
         self.duties.store(RETIRES, Relaxed);
     }
 
-    /// Records that this access, which is not yet `DONE` and leaves its record to others, may become the front of its
-    /// queue.
+    /// Records that this access, which is not yet `DONE` and is not responsible for its record, may become the front of
+    /// its queue.
     pub(super) fn may_be_front(&self) {
         self.assert_alive();
         // Relaxed: released by the step that sets `DONE` (edge `complete`).

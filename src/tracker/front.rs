@@ -1,6 +1,6 @@
 //! Where the unlinking of a variable's completed readers begins.
 
-use super::access::Access;
+use super::access::{Access, WRITE_OK};
 use crate::{
     memory::epoch::{Atomic, Guard, Shared, unprotected},
     sync::{
@@ -15,7 +15,7 @@ const TAKEN: usize = 1;
 /// A variable's *front*: an access from which completed readers behind it are [unlinked](super::unlink), or none. One
 /// thread at a time may take it; the others do not wait for it.
 ///
-/// An access becomes the front before it is done, and notes that it may be. Whoever ends its share first
+/// An access that may become the front notes that before it is done. Whoever ends its share first
 /// [removes](Self::remove) it. A thread that finds it here has therefore been pinned since before its retirement.
 #[derive(Debug)]
 pub(super) struct Front<T>(Atomic<Access<T>>);
@@ -42,11 +42,18 @@ impl<T> Front<T> {
         unsafe { front.as_ref() }
     }
 
-    /// Makes `access`, which is not done, the front. The calling thread has taken the front.
+    /// Makes `access` the front, unless it is, or soon will be, spent. It has [noted](Access::may_be_front) that it may
+    /// become the front. The calling thread has taken the front, and has been pinned since before `access` was done.
     pub(super) fn set(&self, access: &Access<T>) {
-        access.may_be_front();
-        // Relaxed: published when the front is given back.
+        // Relaxed: published below, and when the front is given back.
         self.change(Relaxed, |_| Some(Shared::from(std::ptr::from_ref(access)).with_tag(TAKEN)));
+        // A thread that has changed the word before may have looked for the access here in vain. One that sets
+        // `WRITE_OK` from now on finds it.
+        let order = release(edge::front::SET);
+        let word = access.word.fetch_or(0, order, unprotected());
+        if word.tag() & WRITE_OK != 0 && !removed(step::FRONT_IS_CHECKED) {
+            self.remove(access);
+        }
     }
 
     /// Gives the front back.
@@ -57,7 +64,7 @@ impl<T> Front<T> {
     /// Removes `access` if it is the front.
     #[cold]
     pub(super) fn remove(&self, access: &Access<T>) {
-        // Relaxed: the access became the front, if at all, before it was done, and the caller has acquired that.
+        // Relaxed: if the access is the front, the caller has acquired that (edge `front`), or has set it itself.
         self.change(Relaxed, |front| {
             let is_front = std::ptr::eq(front.as_raw(), access) && !removed(step::FRONT_IS_LEFT);
             is_front.then(|| Shared::null().with_tag(front.tag()))

@@ -6,11 +6,12 @@
 //!
 //! # Who unlinks, and where
 //!
-//! [`is_sampled`] picks one in 64 completions at random, so no pattern in a program's operations leaves a variable out.
+//! [`is_sampled`] picks one in 128 completions at random, so no pattern in a program's operations leaves a variable out.
 //! A picked completion pins the thread, and for each reader of its operation takes the variable's *front*, if no other
-//! thread has it. The front is a reader that an earlier picked completion has left there; without one, the picked
-//! completion leaves its own access. The thread unlinks what is stranded behind the front. If that is little, readers
-//! do not complete in the order of their queue; the thread then makes its own access the front, and continues there.
+//! thread has it. The front is a reader that an earlier picked completion has left there. The thread unlinks what is
+//! stranded behind the front. If that is little, readers do not complete in the order of their queue, and the thread
+//! also unlinks what is stranded behind its own access. If that includes the front, or if there is none, its own access
+//! becomes the front. So the front only moves forward when it is spent.
 //!
 //! A variable therefore keeps about as many stranded readers as complete between two picked completions, however many
 //! have completed. From each of the two places, a picked completion passes at most [`MAX_PASSED`] accesses that it does
@@ -57,11 +58,13 @@ const MAX_PASSED: u32 = 256;
 /// The maximum number of accesses that are unlinked from one place, which takes some tens of microseconds. Not tuned.
 const MAX_UNLINKED: u32 = 512;
 
-/// If fewer readers are unlinked from the front, the front moves. Not tuned.
+/// If fewer readers are unlinked from the front, others are looked for. Not tuned.
 const FEW: u32 = 16;
 
-// The number of completions until the next picked one, and the state of a generator of random numbers.
-thread_static!(static SAMPLING: Cell<(u32, u32)> = Cell::new((64, 0x9e37_79b9)));
+// The number of completions before the next picked one.
+thread_static!(static UNPICKED: Cell<u32> = Cell::new(128));
+// The state of a generator of random numbers.
+thread_static!(static RANDOM: Cell<u32> = Cell::new(0x9e37_79b9));
 
 /// Whether to [unlink](complete_unlinking) with this completion. Models say themselves when to.
 #[inline(always)]
@@ -69,26 +72,31 @@ pub(super) fn is_sampled() -> bool {
     if cfg!(any(raddle_loom, raddle_shuttle)) {
         return false;
     }
-    SAMPLING.with(|sampling| {
-        let (left, random) = sampling.get();
-        if left != 0 {
-            sampling.set((left - 1, random));
-            return false;
-        }
-        sample(sampling);
-        true
-    })
+    // Two instructions.
+    let is_picked = UNPICKED.with(|unpicked| {
+        let (left, is_picked) = unpicked.get().overflowing_sub(1);
+        unpicked.set(left);
+        is_picked
+    });
+    if is_picked {
+        pick_next();
+    }
+    is_picked
 }
 
-/// Chooses the number of completions until the next picked one, from 32 to 95.
+/// Chooses the number of completions before the next picked one, from 64 to 191.
 #[cold]
-fn sample(sampling: &Cell<(u32, u32)>) {
+fn pick_next() {
     // Marsaglia, "Xorshift RNGs", Journal of Statistical Software 8 (2003).
-    let (_, mut random) = sampling.get();
-    random ^= random << 13;
-    random ^= random >> 17;
-    random ^= random << 5;
-    sampling.set((32 + random % 64, random));
+    let random = RANDOM.with(|state| {
+        let mut random = state.get();
+        random ^= random << 13;
+        random ^= random >> 17;
+        random ^= random << 5;
+        state.set(random);
+        random
+    });
+    UNPICKED.with(|unpicked| unpicked.set(64 + random % 128));
 }
 
 /// [Completes](super::complete()) `op`, and unlinks stranded readers of the variables that it reads.
@@ -116,23 +124,23 @@ fn complete_reader<T>(access: &Access<T>, guard: &Guard, ready: &mut ReadyList<T
     if is_first || !front.take() {
         return complete_access(NonNull::from(access), ready);
     }
-    let moves = front.get(guard).is_none_or(|front| unlink_behind(front, guard) < FEW);
-    if moves {
-        front.set(access);
-    }
+    let much = front.get(guard).is_some_and(|front| unlink_behind(front, guard) >= FEW);
+    access.may_be_front();
     let spent = complete_access(NonNull::from(access), ready);
-    match spent {
-        // The caller ends the share.
-        Spent::Yes if moves => front.remove(access),
-        Spent::NotYet if moves => _ = unlink_behind(access, guard),
-        _ => {}
+    if spent == Spent::NotYet {
+        if !much {
+            unlink_behind(access, guard);
+        }
+        if front.get(guard).is_none() {
+            front.set(access);
+        }
     }
     front.give_back();
     spent
 }
 
-/// Unlinks stranded readers behind `from`, which has been in its queue since this thread was pinned, or is about to
-/// enter it. Returns their number. The thread has taken the front.
+/// Unlinks stranded readers behind `from`, which was in its queue after this thread was pinned. Returns their number. The
+/// thread has taken the front.
 fn unlink_behind<T>(from: &Access<T>, guard: &Guard) -> u32 {
     let (mut at, mut passed, mut unlinked) = (from, 0, 0);
     while passed < MAX_PASSED && unlinked < MAX_UNLINKED {

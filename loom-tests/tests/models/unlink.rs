@@ -98,7 +98,7 @@ fn a_front_is_handed_over_with_its_access() {
     });
 }
 
-/// The front of one thread is what the other unlinks.
+/// What one thread begins from, the other unlinks.
 #[test]
 fn two_threads_do_not_unlink_at_once() {
     model(3, Contract, || {
@@ -127,6 +127,22 @@ fn a_spent_access_is_no_longer_the_front() {
         let ends = Arc::clone(&world);
         let thread = thread::spawn(move || ends.run(first));
         world.run_unlinking(other);
+        thread.join().unwrap();
+        world.run_unlinking(last);
+        world.run(second);
+        world.end();
+    });
+}
+
+/// A reader becomes the front while it is spent.
+#[test]
+fn an_access_that_is_spent_does_not_become_the_front() {
+    model(3, Contract, || {
+        let world = World::new(1);
+        let [first, front, second, last] = readers(&world);
+        let ends = Arc::clone(&world);
+        let thread = thread::spawn(move || ends.run(first));
+        world.run_unlinking(front);
         thread.join().unwrap();
         world.run_unlinking(last);
         world.run(second);
@@ -177,6 +193,10 @@ kills! {
     }
     two_threads_do_not_unlink_at_once {
         "step::FRONT_HAS_ONE_USER": "use after reclamation",
+    }
+    an_access_that_is_spent_does_not_become_the_front {
+        only loom "front::SET": "use after reclamation",
+        "step::FRONT_IS_CHECKED": "use after reclamation",
     }
     a_spent_access_is_no_longer_the_front {
         "step::PIN": "use after reclamation",
