@@ -245,7 +245,7 @@ edges! {
     front {
         /// `Front::give_back`.
         ReleaseSide GIVEN_BACK;
-        /// `Front::set`: for the thread that spends the access, which has acquired the word of the access.
+        /// `become_front`: for the thread that spends the access, which acquires the word of the access.
         ReleaseSide SET;
         /// `Front::take`.
         AcquireSide TAKEN;
@@ -627,7 +627,7 @@ edges! {
         Step FRONT_HAS_ONE_USER;
         /// An access is removed from its queue's front before it is retired.
         Step FRONT_IS_LEFT;
-        /// `Front::set` removes an access that was spent before.
+        /// `become_front` removes an access that was spent before.
         Step FRONT_IS_CHECKED;
         /// A completion that grants `READ_OK` to a reader also grants it to the next reader.
         Step READERS_PASS_ON;

@@ -1,10 +1,10 @@
 //! Where the unlinking of a variable's completed readers begins.
 
-use super::access::{Access, WRITE_OK};
 use crate::{
     memory::epoch::{Atomic, Guard, Shared, unprotected},
     sync::{
-        Ordering::{self, Relaxed},
+        Ordering,
+        Ordering::Relaxed,
         edge::{self, acquire, release, removed, step},
     },
 };
@@ -18,9 +18,9 @@ const TAKEN: usize = 1;
 /// An access that may become the front notes that before it is done. Whoever ends its share first
 /// [removes](Self::remove) it. A thread that finds it here has therefore been pinned since before its retirement.
 #[derive(Debug)]
-pub(super) struct Front<T>(Atomic<Access<T>>);
+pub(super) struct Front<A>(Atomic<A>);
 
-impl<T> Front<T> {
+impl<A> Front<A> {
     pub(super) fn new() -> Self {
         Self(Atomic::null())
     }
@@ -34,7 +34,7 @@ impl<T> Front<T> {
     }
 
     /// Returns the access at the front. The calling thread has taken the front.
-    pub(super) fn get<'g>(&self, guard: &'g Guard) -> Option<&'g Access<T>> {
+    pub(super) fn get<'g>(&self, guard: &'g Guard) -> Option<&'g A> {
         // Relaxed: acquired when the front was taken. Meanwhile, other threads only remove the access.
         let front = self.0.load(Relaxed, guard).with_tag(0);
         // SAFETY: whoever ends the access's share removes it first, so it was not retired before this thread was
@@ -42,18 +42,10 @@ impl<T> Front<T> {
         unsafe { front.as_ref() }
     }
 
-    /// Makes `access` the front, unless it is, or soon will be, spent. It has [noted](Access::may_be_front) that it may
-    /// become the front. The calling thread has taken the front, and has been pinned since before `access` was done.
-    pub(super) fn set(&self, access: &Access<T>) {
-        // Relaxed: published below, and when the front is given back.
+    /// Makes `access` the front. The calling thread has taken the front.
+    pub(super) fn set(&self, access: &A) {
+        // Relaxed: published when the front is given back.
         self.change(Relaxed, |_| Some(Shared::from(std::ptr::from_ref(access)).with_tag(TAKEN)));
-        // A thread that has changed the word before may have looked for the access here in vain. One that sets
-        // `WRITE_OK` from now on finds it.
-        let order = release(edge::front::SET);
-        let word = access.word.fetch_or(0, order, unprotected());
-        if word.tag() & WRITE_OK != 0 && !removed(step::FRONT_IS_CHECKED) {
-            self.remove(access);
-        }
     }
 
     /// Gives the front back.
@@ -63,7 +55,7 @@ impl<T> Front<T> {
 
     /// Removes `access` if it is the front.
     #[cold]
-    pub(super) fn remove(&self, access: &Access<T>) {
+    pub(super) fn remove(&self, access: &A) {
         // Relaxed: if the access is the front, the caller has acquired that (edge `front`), or has set it itself.
         self.change(Relaxed, |front| {
             let is_front = std::ptr::eq(front.as_raw(), access) && !removed(step::FRONT_IS_LEFT);
@@ -72,7 +64,7 @@ impl<T> Front<T> {
     }
 
     /// Changes the word as `change` says, unless it returns `None`. Returns whether the word was changed.
-    fn change(&self, order: Ordering, change: impl Fn(Shared<'_, Access<T>>) -> Option<Shared<'_, Access<T>>>) -> bool {
+    fn change(&self, order: Ordering, change: impl Fn(Shared<'_, A>) -> Option<Shared<'_, A>>) -> bool {
         loop {
             // Relaxed: only the expected value of the exchange.
             let front = self.0.load(Relaxed, unprotected());

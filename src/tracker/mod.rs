@@ -97,7 +97,9 @@
 //! # Who may touch what
 //!
 //! * `VarQueue::tail`: dereferenced only by pinned threads; moved only forward, by these threads and by completions.
-//! * `Access::word`: linked once, by the thread that inserts the next access; its flags are set by the rules above.
+//! * `Access::word`: linked once, by the thread that inserts the next access, and again by a thread that
+//!   [unlinks](unlink) the next access; its flags are set by the rules above.
+//! * `VarQueue::front`: says who may unlink accesses, and where to begin.
 //! * `Access::deferred`: flags that were grantable to the access when it was linked, left for the pusher by helpers and
 //!   by threads that move the tail to the access.
 //! * `Op::wait`: a completion subtracts one for each access that it satisfies; the last step of a push over several
@@ -115,8 +117,8 @@
 //! # Edges
 //!
 //! [`link`](crate::sync::edge::link), [`swing`](crate::sync::edge::swing), [`register`](crate::sync::edge::register),
-//! [`complete`](crate::sync::edge::complete), [`ready`](crate::sync::edge::ready),
-//! [`retire`](crate::sync::edge::retire).
+//! [`complete`](crate::sync::edge::complete), [`front`](crate::sync::edge::front),
+//! [`ready`](crate::sync::edge::ready), [`retire`](crate::sync::edge::retire).
 //!
 //! A thread that links an access has acquired the writes published with the flags that it found grantable. The thread
 //! hands these writes over with the access, by `link` and `swing`, so flags set or deferred afterwards (`grant`,

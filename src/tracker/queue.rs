@@ -26,7 +26,7 @@ pub struct VarQueue<T> {
     /// The last access, or an earlier one while a thread is appending. Never null.
     pub(super) tail: Atomic<Access<T>>,
     /// Where completed readers are unlinked.
-    pub(super) front: Front<T>,
+    pub(super) front: Front<Access<T>>,
     /// The variable's id, which orders the accesses of an operation.
     id: u64,
     /// Identifies the variable's creator; tagged [`CLOSED`] before the variable's deletion is pushed.

@@ -44,10 +44,10 @@ use super::{
     propagate::{Spent, advance_tail, complete_access},
 };
 use crate::{
-    memory::epoch::{self, Guard},
+    memory::epoch::{self, Guard, unprotected},
     sync::{
         Ordering::Relaxed,
-        edge::{self, acquire, release},
+        edge::{self, acquire, release, removed, step},
         thread_static,
     },
 };
@@ -132,11 +132,23 @@ fn complete_reader<T>(access: &Access<T>, guard: &Guard, ready: &mut ReadyList<T
             unlink_behind(access, guard);
         }
         if front.get(guard).is_none() {
-            front.set(access);
+            become_front(access);
         }
     }
     front.give_back();
     spent
+}
+
+/// Makes `access` the front, unless it is, or soon will be, spent. It has [noted](Access::may_be_front) that it may become
+/// the front. The thread has taken the front, and was pinned before `access` was done.
+fn become_front<T>(access: &Access<T>) {
+    access.queue().front.set(access);
+    // A thread that has changed the word before may have looked for the access at the front in vain. One that sets
+    // `WRITE_OK` from now on finds it there.
+    let word = access.word.fetch_or(0, release(edge::front::SET), unprotected());
+    if word.tag() & WRITE_OK != 0 && !removed(step::FRONT_IS_CHECKED) {
+        access.queue().front.remove(access);
+    }
 }
 
 /// Unlinks stranded readers behind `from`, which was in its queue after this thread was pinned. Returns their number. The
