@@ -18,7 +18,7 @@ use super::{
     look::{MAX_SUCCESSORS, Successors},
     op_record::{INLINE_ACCESSES, Rejection},
     propagate::{Spent, complete, complete_access},
-    unlink::complete_unlinking,
+    unlink::{complete_unlinking, pick_none},
 };
 use crate::{
     memory::epoch::{self, Guard, Shared},
@@ -417,6 +417,7 @@ fn in_use<const N: usize>(records: &[Weak<()>; N]) -> [bool; N] {
 
 #[test]
 fn readers_that_complete_in_order_behind_another_are_unlinked() {
+    pick_none();
     let x = Var::new(1);
     let ([first, front, b, c, last], records) = readers(&x);
     let (writer, _) = pushed(&[(&x, Write)]);
@@ -433,6 +434,7 @@ fn readers_that_complete_in_order_behind_another_are_unlinked() {
 
 #[test]
 fn readers_that_complete_in_reverse_order_behind_another_are_unlinked() {
+    pick_none();
     let x = Var::new(1);
     let ([first, a, b, front, last], records) = readers(&x);
     assert_eq!(end(last), []);
@@ -449,6 +451,7 @@ fn readers_that_complete_in_reverse_order_behind_another_are_unlinked() {
 
 #[test]
 fn the_front_is_the_first_picked_reader_until_it_is_spent_or_unlinked() {
+    pick_none();
     let x = Var::new(1);
     let ([first, front, second], _) = readers(&x);
     let at_front = || x.queue().front.get(&epoch::pin()).map(std::ptr::from_ref);
@@ -474,23 +477,27 @@ fn the_front_is_the_first_picked_reader_until_it_is_spent_or_unlinked() {
     assert_eq!(push(operation(&[(&x, Read)])), READY);
 }
 
-/// A reader that a helper has linked before one that completes has its flags deferred; it is satisfied all the same.
+/// A completion may still set `READ_OK` in the access behind one that a helper has linked, although that access already
+/// has it. So it is unlinked only once the one before it is done.
 #[test]
-fn readers_are_unlinked_between_an_operation_that_was_helped_and_a_writer() {
+fn a_reader_behind_an_operation_with_deferred_flags_is_not_unlinked() {
+    pick_none();
     let (x, y) = (Var::new(1), Var::new(2));
     let guard = epoch::pin();
+    let ([first, front], _) = readers(&y);
     let slow = operation(&[(&x, Read), (&y, Read)]);
     let satisfied = begun(slow, &guard);
     assert!(matches!(helped(slow, 1, &guard), Insertion::Linked));
-    let ([front, b, c, last], records) = readers(&y);
+    let ([b, c, last], records) = readers(&y);
     assert_eq!(end_unlinking(front), []);
     assert_eq!((end(b), end(c)), (vec![], vec![]));
     let (writer, _) = pushed(&[(&y, Write)]);
     assert_eq!(end_unlinking(last), []);
-    assert_eq!(in_use(&records), [true, false, false, true]);
+    assert_eq!(in_use(&records), [true, false, true]);
     assert_eq!(finish_push(slow, satisfied, &guard), READY);
-    assert_eq!(end(slow), [writer.as_ptr()]);
-    assert_eq!(in_use(&records), [false; 4]);
+    assert_eq!(end(slow), []);
+    assert_eq!(end(first), [writer.as_ptr()]);
+    assert_eq!(in_use(&records), [false; 3]);
     assert_eq!(end(writer), []);
 }
 

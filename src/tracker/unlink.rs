@@ -25,18 +25,20 @@
 //!
 //! * Only the thread that has taken the front unlinks, so `next` does not become the `at` of another thread, and its
 //!   word does not change.
-//! * A completion that is about to set flags in `next` has found it in the word of `at`. Flags of `next` that are still
-//!   to be set are `WRITE_OK` alone, for which the completion has first spent `at`. The exchange of the word of `at`
-//!   fails if `at` is spent. Conversely, a completion that finds `then` in that word passes `next` over.
-//! * A completion that has set `READ_OK` in `next` counts the reader as satisfied only when it is past `then`. Until
-//!   then, `next` is not done.
+//! * A completion that is about to set `WRITE_OK` in `next` has found it in the word of `at`, which it has spent. The
+//!   exchange of that word fails if `at` is spent. Conversely, a completion that finds `then` in it passes `next` over.
+//! * A completion that is about to set `READ_OK` in `next` has set it in `at`. If `next` waits for it, `next` is not
+//!   done. If `next` has received it when it was linked, then from the deferred flags of `at`. In that case, `next` is
+//!   not unlinked before `at` is done, and the completion counts `at` as satisfied only when it is past `next`.
+//! * A completion that has set `READ_OK` in `next`, for which `next` has waited, likewise counts `next` as satisfied only
+//!   when it is past `then`.
 //! * The tail is past `next` before it is unlinked, as for a spent access.
 //! * A pinned thread that walks the queue may reach `next`, and from there `then`: what was behind `next` when it was
 //!   unlinked is retired later, if at all.
 //!
 //! The word of `at` receives the `LINKED_…` flags of `next`, which say what was grantable to `then` when it was linked.
 
-use std::{cell::Cell, ptr::NonNull};
+use std::{cell::Cell, ptr::NonNull, sync::atomic::AtomicU32};
 
 use super::{
     access::{Access, DONE, LINKED, Mode, SPENT, WRITE_OK},
@@ -61,10 +63,10 @@ const MAX_UNLINKED: u32 = 512;
 /// If fewer readers are unlinked from the front, others are looked for. Not tuned.
 const FEW: u32 = 16;
 
-// The number of completions before the next picked one.
-thread_static!(static UNPICKED: Cell<u32> = Cell::new(128));
-// The state of a generator of random numbers.
-thread_static!(static RANDOM: Cell<u32> = Cell::new(0x9e37_79b9));
+// The number of completions before the next picked one, and the state of a generator of random numbers, which is 0 until
+// the first choice.
+thread_static!(static UNPICKED: Cell<u32> = Cell::new(0));
+thread_static!(static RANDOM: Cell<u32> = Cell::new(0));
 
 /// Whether to [unlink](complete_unlinking) with this completion. Models say themselves when to.
 #[inline(always)]
@@ -72,31 +74,38 @@ pub(super) fn is_sampled() -> bool {
     if cfg!(any(raddle_loom, raddle_shuttle)) {
         return false;
     }
-    // Two instructions.
-    let is_picked = UNPICKED.with(|unpicked| {
-        let (left, is_picked) = unpicked.get().overflowing_sub(1);
+    UNPICKED.with(|unpicked| {
+        let (left, is_over) = unpicked.get().overflowing_sub(1);
         unpicked.set(left);
-        is_picked
-    });
-    if is_picked {
-        pick_next();
-    }
-    is_picked
+        is_over && choose_next(unpicked)
+    })
 }
 
-/// Chooses the number of completions before the next picked one, from 64 to 191.
+/// Chooses the number of completions before the next picked one: from 64 to 191, and on a new thread from 0 to 127, since
+/// it may end soon. Returns whether the current completion is picked.
 #[cold]
-fn pick_next() {
-    // Marsaglia, "Xorshift RNGs", Journal of Statistical Software 8 (2003).
-    let random = RANDOM.with(|state| {
-        let mut random = state.get();
+fn choose_next(unpicked: &Cell<u32>) -> bool {
+    static THREADS: AtomicU32 = AtomicU32::new(1);
+    RANDOM.with(|state| {
+        let is_first = state.get() == 0;
+        // Relaxed: only distinct numbers are needed. The product is Knuth's multiplicative hash.
+        let seed = || THREADS.fetch_add(1, Relaxed).wrapping_mul(0x9e37_79b1) | 1;
+        let mut random = if is_first { seed() } else { state.get() };
+        // Marsaglia, "Xorshift RNGs", Journal of Statistical Software 8 (2003).
         random ^= random << 13;
         random ^= random >> 17;
         random ^= random << 5;
         state.set(random);
-        random
-    });
-    UNPICKED.with(|unpicked| unpicked.set(64 + random % 128));
+        let left = random >> 25;
+        unpicked.set(if is_first { left } else { 64 + left });
+        !is_first
+    })
+}
+
+/// Picks no completion of the calling thread.
+#[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
+pub(super) fn pick_none() {
+    UNPICKED.set(u32::MAX);
 }
 
 /// [Completes](super::complete()) `op`, and unlinks stranded readers of the variables that it reads.
@@ -167,7 +176,8 @@ fn unlink_behind<T>(from: &Access<T>, guard: &Guard) -> u32 {
         next.check();
         // Also acquires the writes published with the flags, which the exchange below hands over.
         let behind = next.word.load(acquire(edge::complete::UNLINKING), guard);
-        if behind.is_null() || behind.tag() & SPENT != DONE {
+        let is_stranded = !behind.is_null() && behind.tag() & SPENT == DONE;
+        if !is_stranded || word.tag() & DONE == 0 && at.may_pass_on_deferred_flags() {
             (at, passed) = (next, passed + 1);
             continue;
         }
