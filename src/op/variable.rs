@@ -347,7 +347,8 @@ impl VarCell {
     /// Frees the variable without dropping its value.
     ///
     /// # Safety
-    /// 1. The caller runs the last operation ever pushed on the variable, and the operation's accesses are done.
+    /// 1. The last operation ever pushed on the variable has run, and its accesses are done: the caller has run it, or
+    ///    has found the variable idle for mutations, with no GPU operations in flight and without a failure.
     /// 2. The variable is no longer used, except that pinned threads may read its queue and its name.
     pub(crate) unsafe fn free(cell: NonNull<Self>) {
         // The fields are accessed through pointers, since a pinned thread may still read the queue and the name.
@@ -366,7 +367,7 @@ impl VarCell {
         let core = ManuallyDrop::into_inner(unsafe { core.read() });
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let fault = unsafe { &raw const (*cell.as_ptr()).state.fault };
-        // SAFETY: (2), and device operations on the variable were complete before the caller started.
+        // SAFETY: (1) and (2): no operation uses the field any more, on a device or not.
         drop(unsafe { fault.read() });
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let waits = unsafe { &raw const (*cell.as_ptr()).waits };

@@ -95,15 +95,20 @@ pub(crate) fn delete_variable(
 
 /// Frees a variable whose last handle was dropped, after the pending operations on it.
 pub(crate) fn free_variable(cell: NonNull<VarCell>, location: &'static Location<'static>) {
-    // SAFETY: the cell is valid until the operation pushed here has ended.
-    let (core, queue, needs_drop) = unsafe {
-        let cell = cell.as_ref();
-        (Arc::clone(cell.core()), cell.queue(), cell.needs_drop())
-    };
-    if core.is_forked() {
+    // SAFETY: the cell is valid until it is freed below, or by the operation pushed here.
+    let var = unsafe { cell.as_ref() };
+    if var.core().is_forked() {
         return;
     }
-    queue.close();
+    let needs_drop = var.needs_drop();
+    // The fault is read once the queue has handed over the effects of the last operation.
+    if !needs_drop && var.queue().is_idle(Mode::Write) && !var.fault().needs_check() {
+        // SAFETY: (1): the last operation is complete, on devices too, and there is no handle to push another one with;
+        // (2): only handles lead to the variable.
+        return unsafe { VarCell::free(cell) };
+    }
+    let core = Arc::clone(var.core());
+    var.queue().close();
     // Dropping the value runs program code, so the value is dropped on a worker. If it needs no drop, no program
     // code runs.
     let inline = if needs_drop { 0 } else { flag::INLINE };
