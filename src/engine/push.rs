@@ -329,7 +329,7 @@ unsafe fn push_few_untyped<const N: usize>(
     let access = |at: usize| (places[at], VarCell::queue_ptr(entries[at].cell), entries[at].mode);
     // SAFETY: the creator of the entries keeps handles to their variables until the push returns. The task is
     // filled below. Since the ids are distinct, so are the places, which are below `N`.
-    let (op, task) = unsafe { OpRef::new_few::<N>(DEFAULT_BAND, access) };
+    let (op, task) = unsafe { OpRef::new_several(N as u32, DEFAULT_BAND, false, (0..N).map(access)) };
     let flags = if name.is_empty() { 0 } else { flag::NAMED };
     // SAFETY: `task` points to uninitialised memory for a task in the record, and is filled below.
     unsafe { Task::begin(task, ticket, 0, flags) };
