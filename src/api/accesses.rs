@@ -460,10 +460,20 @@ impl<A: ScopedAccesses, const N: usize> ScopedAccesses for [A; N] {
     type Captured = [A::Captured; N];
     const REFERS: bool = A::REFERS;
     const KIND: sealed::Kind = A::KIND.repeated();
+    const COUNT: Option<usize> = match A::COUNT {
+        Some(count) => Some(count * N),
+        None => None,
+    };
 
     #[inline]
     fn declare(&self, list: &mut sealed::List<'_>) {
         self.iter().for_each(|access| access.declare(list));
+    }
+
+    #[inline(always)]
+    fn at(&self, at: usize) -> Option<sealed::Declared> {
+        let count = A::COUNT?;
+        self.get(at.checked_div(count)?)?.at(at % count)
     }
 
     fn capture(&self) -> Self::Captured {

@@ -3,9 +3,10 @@
 use std::{
     any::Any,
     future::Future,
-    mem::{self, ManuallyDrop},
+    mem::{self, ManuallyDrop, MaybeUninit},
     panic::Location,
     ptr::{self, NonNull},
+    slice,
     sync::Arc,
     time::Instant,
 };
@@ -48,7 +49,7 @@ use crate::{
         group_core::GroupCore,
         job::{self, HandleJob, Out, without_sink},
         limits::Limits,
-        spec::{self, Entries, Entry, Route, Spec},
+        spec::{self, Entries, Entry, MOST_SHORT, Route, Spec},
         task::{ErasedJob, Job, flag},
     },
     tracker::{INLINE_ACCESSES, Mode},
@@ -1335,7 +1336,7 @@ impl<'e> OpBuilder<'e> {
         if self.is_short() {
             let job = make(&self.owned.spec, location);
             let (core, name, entries) = self.into_short();
-            return push::push_short(core, name, location, entries, job);
+            return push::push_short::<false, _>(core, name, location, entries, job);
         }
         self.enqueue(location, &(), 0, make)
     }
@@ -1382,6 +1383,11 @@ impl<'e> OpBuilder<'e> {
             self.finish(accesses, flags)
         };
         match finished {
+            Ok(()) if self.is_bare && flags == 0 && (2..=MOST_SHORT).contains(&self.owned.entries.len()) => {
+                let job = make(&self.owned.spec, location);
+                let name = self.owned.spec.name.as_static().unwrap_or_default();
+                push::push_several(self.core, name, location, &**self.owned.entries, job)
+            }
             Ok(()) => self.enqueue_finished(location, make),
             Err(error) => {
                 // Dropped here, for the reason given in `Core::create`.
@@ -1478,7 +1484,7 @@ pub(super) fn unless_refused<T>(made: T, pushed: Result<(), PushError>) -> Resul
 
 /// Whether [`push_counted`] may push an operation with these accesses.
 const fn is_counted<A: ScopedAccesses>() -> bool {
-    matches!(A::COUNT, Some(0..=INLINE_ACCESSES))
+    matches!(A::COUNT, Some(0..=MOST_SHORT))
 }
 
 /// [`push_short`](push::push_short) for an operation whose number of accesses is determined by their type. Such a push
@@ -1491,7 +1497,7 @@ fn push_counted<A: ScopedAccesses, J: Job>(
     accesses: &A,
     job: J,
 ) -> Result<(), PushError> {
-    const { assert!(INLINE_ACCESSES == 4) }
+    const { assert!(INLINE_ACCESSES == 4 && MOST_SHORT == 16) }
     let at = |at| accesses.at(at).expect("there are as many accesses as `COUNT` says").0;
     // Each condition is a constant, so only one of the functions is compiled for a job.
     if const { matches!(A::COUNT, Some(0)) } {
@@ -1499,10 +1505,21 @@ fn push_counted<A: ScopedAccesses, J: Job>(
     } else if const { matches!(A::COUNT, Some(1)) } {
         push::push_sole(core, name, location, at(0), job)
     } else if const { matches!(A::COUNT, Some(2)) } {
-        push::push_few(core, name, location, [at(0), at(1)], job)
+        push::push_several(core, name, location, &[at(0), at(1)], job)
     } else if const { matches!(A::COUNT, Some(3)) } {
-        push::push_few(core, name, location, [at(0), at(1), at(2)], job)
+        push::push_several(core, name, location, &[at(0), at(1), at(2)], job)
+    } else if const { matches!(A::COUNT, Some(4)) } {
+        push::push_several(core, name, location, &[at(0), at(1), at(2), at(3)], job)
     } else {
-        push::push_few(core, name, location, [at(0), at(1), at(2), at(3)], job)
+        let at = |at| accesses.at(at).map_or(MaybeUninit::uninit(), |declared| MaybeUninit::new(declared.0));
+        // Listed, since the compiler does not always unroll a loop.
+        #[rustfmt::skip]
+        let entries: [MaybeUninit<Entry>; MOST_SHORT] = [
+            at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7),
+            at(8), at(9), at(10), at(11), at(12), at(13), at(14), at(15),
+        ];
+        // SAFETY: as many as `COUNT` says are initialised, since there are as many accesses.
+        let entries = unsafe { slice::from_raw_parts(entries.as_ptr().cast::<Entry>(), A::COUNT.unwrap_or(0)) };
+        push::push_several(core, name, location, entries, job)
     }
 }

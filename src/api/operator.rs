@@ -19,10 +19,10 @@ use crate::{
         job::{self, HandleJob, Out, without_sink},
         limits::Limits,
         no_wait::{self, NoWait},
-        spec::{Entry, RefKind, Spec},
+        spec::{Entry, MOST_SHORT, RefKind, Spec},
         task::{ErasedJob, Job, flag},
     },
-    tracker::{INLINE_ACCESSES, Mode},
+    tracker::Mode,
 };
 
 /// The function of an operator.
@@ -34,8 +34,8 @@ struct Inner {
     /// The entries, which have passed `push::check_and_sort`.
     entries: Box<[Entry]>,
     function: OperatorFunction,
-    /// The name, if runs may be pushed by `push::push_short`: the operator is synchronous, has one access or a few, and
-    /// has no property but the name, which owns no memory.
+    /// The name, if runs may be pushed by `push::push_short`: the operator is synchronous, has between one access and
+    /// [`MOST_SHORT`], and has no property but the name, which owns no memory.
     bare_name: Option<&'static str>,
     /// Whether the priority is fixed, because the property determines it or because the operator is a clean-up.
     fixed_priority: bool,
@@ -197,7 +197,7 @@ impl Operator {
             // SAFETY: the caller has a handle to each variable.
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
-        let is_short = (1..=INLINE_ACCESSES).contains(&entries.len()) && spec.is_bare();
+        let is_short = (1..=MOST_SHORT).contains(&entries.len()) && spec.is_bare();
         let bare_name = if is_short { spec.name.as_static() } else { None };
         let inner = Box::new(Inner { core, spec, entries, function, bare_name, fixed_priority, limits });
         Self(Arc::new(Owner { inner: NonNull::from(Box::leak(inner)), tokens }))
@@ -258,7 +258,7 @@ impl Operator {
         if let Some(name) = inner.bare_name.filter(|_| priority == 0 && !ADMITTED) {
             let run = Uncounted(self.0.inner);
             let job = without_sink(move |call: &Call<'_>| run.get().call(call));
-            return push::push_short(&inner.core, name, location, &*inner.entries, job);
+            return push::push_short::<true, _>(&inner.core, name, location, &*inner.entries, job);
         }
         self.check(location)?;
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };

@@ -14,15 +14,16 @@
 //!
 //! # The short way
 //!
-//! A [bare](Spec::is_bare) operation, with or without a handle, goes a shorter way if it has at most
-//! [`INLINE_ACCESSES`] accesses and the engine [has this way](Core::has_short_way): [`push_short`], or one of the
-//! functions behind it if the type of the accesses determines their number. With one access or none, a single function,
-//! compiled for the job's type, takes all steps ([`push_sole`], [`push_free`]). With more, [`push_few`] leaves all
-//! steps to a function for that number of accesses, which moves jobs of any type ([`push_few_untyped`]). A ready
-//! operation is not dispatched but scheduled ([`schedule_pushed`]), since neither it nor the engine is special. These
-//! functions leave everything unusual, including two accesses to one variable, to [`push`](Core::push).
+//! A [bare](Spec::is_bare) operation, with or without a handle, goes a shorter way if it has at most [`MOST_SHORT`]
+//! accesses and the engine [has this way](Core::has_short_way): [`push_short`], or one of the functions behind it if the
+//! type of the accesses determines their number. With one access or none, a single function, compiled for the job's type,
+//! takes all steps ([`push_sole`], [`push_free`]). With more, [`push_several`] leaves all steps to a function that moves
+//! jobs of any type ([`push_several_untyped`]). It is compiled for each of the most frequent numbers of accesses, and once
+//! for the others ([`Several`]). A ready operation is not dispatched but scheduled ([`schedule_pushed`]), since neither it
+//! nor the engine is special. These functions leave everything unusual, including two accesses to one variable, to
+//! [`push`](Core::push).
 
-use std::{array, iter, mem::ManuallyDrop, ops::Deref, panic::Location, slice, sync::Arc};
+use std::{array, iter, mem::ManuallyDrop, ops::Deref, panic::Location, sync::Arc};
 
 use crate::{
     context::{ready_loop, worker_thread},
@@ -36,7 +37,7 @@ use crate::{
     observe::{record, recording::is_observing},
     op::{
         frame, no_wait,
-        spec::{Entry, Spec, sort},
+        spec::{Entries, Entry, MOST_SHORT, Spec, sort},
         task::{ErasedJob, FillJob, Job, Task, flag},
         variable::VarCell,
     },
@@ -45,7 +46,7 @@ use crate::{
         Ordering::Relaxed,
         edge::{removed, step},
     },
-    tracker::{self, INLINE_ACCESSES, OpRef},
+    tracker::{self, OpRef},
     values::{Name, kind::EngineKind},
     wait::in_place,
 };
@@ -168,18 +169,19 @@ impl Core {
     }
 }
 
-/// [`push`](Core::push) for a bare operation with up to [`INLINE_ACCESSES`] accesses. Takes the way for their number.
-/// Inlined, since the caller may know this number; the entries are dropped before the push, so that they need not be in
-/// memory.
+/// [`push`](Core::push) for a bare operation with up to [`INLINE_ACCESSES`](tracker::INLINE_ACCESSES) accesses, or with
+/// between one and [`MOST_SHORT`] if `MANY`. Takes the way for their number. Inlined, since the caller may know this
+/// number; a few entries are dropped before the push, so that they need not be in memory. Without `MANY`, the caller
+/// contains less code.
 #[inline(always)]
-pub(crate) fn push_short<J: Job>(
+pub(crate) fn push_short<const MANY: bool, J: Job>(
     core: &Arc<Core>,
     name: &'static str,
     location: &'static Location<'static>,
     entries: impl Deref<Target = [Entry]>,
     job: J,
 ) -> Result<(), PushError> {
-    debug_assert!(entries.len() <= INLINE_ACCESSES);
+    debug_assert!(entries.len() <= if MANY { MOST_SHORT } else { tracker::INLINE_ACCESSES });
     match *entries {
         [a] => {
             drop(entries);
@@ -187,16 +189,17 @@ pub(crate) fn push_short<J: Job>(
         }
         [a, b] => {
             drop(entries);
-            push_few(core, name, location, [a, b], job)
+            push_several(core, name, location, &[a, b], job)
         }
         [a, b, c] => {
             drop(entries);
-            push_few(core, name, location, [a, b, c], job)
+            push_several(core, name, location, &[a, b, c], job)
         }
         [a, b, c, d] => {
             drop(entries);
-            push_few(core, name, location, [a, b, c, d], job)
+            push_several(core, name, location, &[a, b, c, d], job)
         }
+        _ if const { MANY } => push_several(core, name, location, &*entries, job),
         _ => push_free(core, name, location, job),
     }
 }
@@ -208,17 +211,17 @@ pub(crate) fn push_sole<J: Job>(
     core: &Arc<Core>,
     name: &'static str,
     location: &'static Location<'static>,
-    mut entry: Entry,
+    entry: Entry,
     job: J,
 ) -> Result<(), PushError> {
     // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
     let queue = unsafe { entry.cell.as_ref() }.queue();
     if !core.has_short_way || !queue.is_open_to(core.tag()) {
-        return push_slowly(core, name, location, slice::from_mut(&mut entry), ErasedJob::new(job));
+        return push_slowly(core, name, location, &[entry], ErasedJob::new(job));
     }
     queue.prefetch();
     let Some(ticket) = enter_if_unrestricted(core) else {
-        return push_slowly(core, name, location, slice::from_mut(&mut entry), ErasedJob::new(job));
+        return push_slowly(core, name, location, &[entry], ErasedJob::new(job));
     };
     let init = init_task(ticket, name, location, job);
     let access = iter::once((VarCell::queue_ptr(entry.cell), entry.mode));
@@ -236,23 +239,23 @@ pub(crate) fn push_sole<J: Job>(
     if pushed.rejected { Err(Rejected.into_error(&Name::from(name), location, &[entry])) } else { Ok(()) }
 }
 
-/// [`push`](Core::push) for a bare operation with `N` accesses, from two to [`INLINE_ACCESSES`].
+/// [`push`](Core::push) for a bare operation with two to [`MOST_SHORT`] accesses.
 #[inline]
-pub(crate) fn push_few<const N: usize, J: Job>(
+pub(crate) fn push_several<J: Job>(
     core: &Arc<Core>,
     name: &'static str,
     location: &'static Location<'static>,
-    mut entries: [Entry; N],
+    entries: &(impl Several + ?Sized),
     job: J,
 ) -> Result<(), PushError> {
     let mut job = ManuallyDrop::new(job);
     let erased = (Task::fill_job::<J> as FillJob, (&raw mut job).cast());
     // SAFETY: (1): the pointer is to the job, which is not used again unless nothing was pushed.
-    match unsafe { push_few_untyped(core, name, location, &entries, erased) } {
-        FewPushed::Accepted => Ok(()),
-        FewPushed::Rejected => Err(Rejected.into_error(&Name::from(name), location, &entries)),
-        FewPushed::NotPushed => {
-            push_slowly(core, name, location, &mut entries, ErasedJob::new(ManuallyDrop::into_inner(job)))
+    match unsafe { push_several_untyped(core, name, location, entries, erased) } {
+        SeveralPushed::Accepted => Ok(()),
+        SeveralPushed::Rejected => Err(Rejected.into_error(&Name::from(name), location, entries.as_ref())),
+        SeveralPushed::NotPushed => {
+            push_slowly(core, name, location, entries.as_ref(), ErasedJob::new(ManuallyDrop::into_inner(job)))
         }
     }
 }
@@ -266,10 +269,10 @@ pub(crate) fn push_free<J: Job>(
     job: J,
 ) -> Result<(), PushError> {
     if !core.has_short_way {
-        return push_slowly(core, name, location, &mut [], ErasedJob::new(job));
+        return push_slowly(core, name, location, &[], ErasedJob::new(job));
     }
     let Some(ticket) = enter_if_unrestricted(core) else {
-        return push_slowly(core, name, location, &mut [], ErasedJob::new(job));
+        return push_slowly(core, name, location, &[], ErasedJob::new(job));
     };
     let init = init_task(ticket, name, location, job);
     // SAFETY: there are no variables. `init` begins and fills the task. The iterator reports its exact length.
@@ -282,42 +285,61 @@ pub(crate) fn push_free<J: Job>(
     Ok(())
 }
 
-/// [`push_few`], compiled once for all types of jobs. The job is passed as its address, with a function that moves it
-/// into a task.
+/// [`push_several`], compiled once for all types of jobs. The job is passed as its address, with a function that moves
+/// it into a task.
 ///
 /// # Safety
 /// 1. The function is [`Task::fill_job`] for the type of the job at the address. Unless this returns
-///    [`FewPushed::NotPushed`], the job has been moved, and the caller does not use it again.
+///    [`SeveralPushed::NotPushed`], the job has been moved, and the caller does not use it again.
 #[inline(never)]
-unsafe fn push_few_untyped<const N: usize>(
+unsafe fn push_several_untyped<E: Several + ?Sized>(
     core: &Arc<Core>,
     name: &'static str,
     location: &'static Location<'static>,
-    entries: &[Entry; N],
+    entries: &E,
     (fill_job, job): (FillJob, *mut ()),
-) -> FewPushed {
-    if !core.has_short_way {
-        return FewPushed::NotPushed;
+) -> SeveralPushed {
+    let entries = entries.as_ref();
+    let count = entries.len();
+    debug_assert!(count > 1);
+    if !core.has_short_way || count > MOST_SHORT {
+        return SeveralPushed::NotPushed;
     }
-    let mut ids = [0; N];
-    for (id, entry) in ids.iter_mut().zip(entries) {
+    // In the ids of a slice, the lowest digit is the place of the id's entry, and the ids are sorted by insertion.
+    const RADIX: u64 = MOST_SHORT as u64;
+    let mut ids = [0; MOST_SHORT];
+    for (at, entry) in entries.iter().enumerate() {
         // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
         let queue = unsafe { entry.cell.as_ref() }.queue();
         if !queue.is_open_to(core.tag()) {
-            return FewPushed::NotPushed;
+            return SeveralPushed::NotPushed;
         }
         queue.prefetch();
-        *id = queue.id();
+        let (mut place, mut id) = (at, queue.id());
+        if !E::FEW {
+            id = id * RADIX + at as u64;
+            while let Some(&before) = ids[..place].last() {
+                if before < id {
+                    if before / RADIX == id / RADIX {
+                        return SeveralPushed::NotPushed;
+                    }
+                    break;
+                }
+                ids[place] = before;
+                place -= 1;
+            }
+        }
+        ids[place] = id;
     }
-    let mut places = array::from_fn(|at| at as u32);
-    if !ids.is_sorted_by(|before, id| before < id) {
+    let mut places: [u32; MOST_SHORT] = array::from_fn(|at| at as u32);
+    if E::FEW && !ids[..count].is_sorted_by(|before, id| before < id) {
         // An access's place is the number of smaller ids. For so few accesses, counting takes fewer steps than
         // sorting.
-        places = [0; N];
-        for later in 1..N {
+        places = [0; MOST_SHORT];
+        for later in 1..count {
             for earlier in 0..later {
                 if ids[earlier] == ids[later] {
-                    return FewPushed::NotPushed;
+                    return SeveralPushed::NotPushed;
                 }
                 let is_smaller = u32::from(ids[earlier] < ids[later]);
                 places[later] += is_smaller;
@@ -325,11 +347,15 @@ unsafe fn push_few_untyped<const N: usize>(
             }
         }
     }
-    let Some(ticket) = enter_if_unrestricted(core) else { return FewPushed::NotPushed };
-    let access = |at: usize| (places[at], VarCell::queue_ptr(entries[at].cell), entries[at].mode);
+    let Some(ticket) = enter_if_unrestricted(core) else { return SeveralPushed::NotPushed };
+    let access = |at: usize| {
+        let (place, entry) =
+            if E::FEW { (places[at], &entries[at]) } else { (at as u32, &entries[(ids[at] % RADIX) as usize]) };
+        (place, VarCell::queue_ptr(entry.cell), entry.mode)
+    };
     // SAFETY: the creator of the entries keeps handles to their variables until the push returns. The task is
-    // filled below. Since the ids are distinct, so are the places, which are below `N`.
-    let (op, task) = unsafe { OpRef::new_few::<N>(DEFAULT_BAND, access) };
+    // filled below. Since the ids are distinct, so are the places, which are below `count`.
+    let (op, task) = unsafe { OpRef::new_several(count as u32, DEFAULT_BAND, false, (0..count).map(access)) };
     let flags = if name.is_empty() { 0 } else { flag::NAMED };
     // SAFETY: `task` points to uninitialised memory for a task in the record, and is filled below.
     unsafe { Task::begin(task, ticket, 0, flags) };
@@ -338,7 +364,12 @@ unsafe fn push_few_untyped<const N: usize>(
     // SAFETY: the task was begun, and no other thread knows it yet. By (1) there is such a job at the address.
     unsafe { fill_job(task, job) };
     if core.only_records {
-        record::push_short(core, &op, name, location, entries);
+        match *entries {
+            [a, b] => record::push_short(core, &op, name, location, &[a, b]),
+            [a, b, c] => record::push_short(core, &op, name, location, &[a, b, c]),
+            [a, b, c, d] => record::push_short(core, &op, name, location, &[a, b, c, d]),
+            _ => record::push(core, &op),
+        }
     }
     op.mark(core.mark());
     let pushed = tracker::push(op);
@@ -346,7 +377,7 @@ unsafe fn push_few_untyped<const N: usize>(
         let claims = op.task().has(flag::REPORTS);
         schedule_pushed(core, op, claims);
     }
-    if pushed.rejected { FewPushed::Rejected } else { FewPushed::Accepted }
+    if pushed.rejected { SeveralPushed::Rejected } else { SeveralPushed::Accepted }
 }
 
 /// Schedules on its lane an operation that was ready when a short way pushed it. `claims` is whether the operation
@@ -391,10 +422,10 @@ fn push_slowly(
     core: &Arc<Core>,
     name: &'static str,
     location: &'static Location<'static>,
-    entries: &mut [Entry],
+    entries: &[Entry],
     job: ErasedJob,
 ) -> Result<(), PushError> {
-    core.push(&Spec::new(Name::from(name)), location, entries, job)
+    core.push(&Spec::new(Name::from(name)), location, &mut Entries::from(entries), job)
 }
 
 /// Checks every variable, sorts the entries by variable and merges entries for the same variable: a variable that
@@ -533,8 +564,22 @@ fn init_task(
     }
 }
 
-/// What [`push_few_untyped`] has done.
-enum FewPushed {
+/// The entries of a push: a few in an array, for whose number the push is compiled, or a slice of any number.
+pub(crate) trait Several: AsRef<[Entry]> {
+    /// Whether this is an array.
+    const FEW: bool;
+}
+
+impl<const N: usize> Several for [Entry; N] {
+    const FEW: bool = true;
+}
+
+impl Several for [Entry] {
+    const FEW: bool = false;
+}
+
+/// What [`push_several_untyped`] has done.
+enum SeveralPushed {
     Accepted,
     /// The operation was pushed, but a variable was deleted during the push.
     Rejected,

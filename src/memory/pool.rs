@@ -26,7 +26,7 @@ use super::epoch::Stamp;
 use super::records;
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) use super::records::ACCESS_BYTES;
-pub(crate) use super::records::{RecordSize, WIDE_ACCESSES};
+pub(crate) use super::records::{MORE_ACCESSES, RecordSize};
 
 /// A type whose values live in the pool.
 ///
@@ -116,6 +116,7 @@ pub(crate) use records::{bytes, may_shrink, retired_batches, shrink};
 pub(crate) fn allocate<R: Record>(_: RecordSize) -> (NonNull<R>, *mut R) {
     // SAFETY: the size of a record is above zero.
     let memory = unsafe { std::alloc::alloc(std::alloc::Layout::new::<R>()) };
+    memory.expose_provenance();
     (NonNull::new(memory.cast()).expect("there should be memory"), null_mut())
 }
 

@@ -59,7 +59,7 @@ pub(crate) enum RecordSize {
     /// Room for the head, four accesses and the task. These are five cache lines, of which an operation with a small
     /// function uses two if it has one access, and four if it has four accesses.
     Normal,
-    /// The same, and room for 16 accesses behind it.
+    /// Room for [`MORE_ACCESSES`] more.
     #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
     Wide,
 }
@@ -72,15 +72,15 @@ impl RecordSize {
         match self {
             _ if MODEL => size_of::<RecordList>(),
             Self::Normal => NORMAL,
-            Self::Wide => NORMAL + WIDE_ACCESSES * ACCESS_BYTES,
+            Self::Wide => NORMAL + MORE_ACCESSES * ACCESS_BYTES,
         }
     }
 }
 
 /// The size of a record of normal size, in bytes.
 const NORMAL: usize = 320;
-/// The number of accesses behind the rest of a wide record.
-pub(crate) const WIDE_ACCESSES: usize = 16;
+/// The number of accesses for which a wide record has more room than one of normal size.
+pub(crate) const MORE_ACCESSES: usize = 12;
 /// The size of an access.
 pub(crate) const ACCESS_BYTES: usize = 32;
 

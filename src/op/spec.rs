@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     error::push_error::{NoAccess, PushError},
     op::{task::flag, variable::VarCell},
-    tracker::{INLINE_ACCESSES, Mode},
+    tracker::Mode,
     values::{Name, kind::EngineKind, property::Property},
 };
 
@@ -32,8 +32,11 @@ pub(crate) struct Entry {
 // thread, the owner of an entry keeps a handle to the variable.
 unsafe impl Send for Entry {}
 
+/// The maximum number of accesses of an operation that goes the [short way](crate::engine::push).
+pub(crate) const MOST_SHORT: usize = 16;
+
 /// The accesses of an operation before its push.
-pub(crate) type Entries = SmallVec<[Entry; INLINE_ACCESSES]>;
+pub(crate) type Entries = SmallVec<[Entry; MOST_SHORT]>;
 
 /// An operation's properties, other than its accesses, its function and the location of its push. The flags also
 /// indicate whether the operation has a name and whether the name owns memory.

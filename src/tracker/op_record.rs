@@ -27,14 +27,17 @@ use crate::{
 
 /// The number of accesses that a record of normal size holds.
 pub const INLINE_ACCESSES: usize = 4;
+/// The number of accesses that a wide record holds. In models, records come from the heap, and none is wide.
+pub const WIDE_ACCESSES: usize =
+    if cfg!(any(raddle_loom, raddle_shuttle)) { INLINE_ACCESSES } else { INLINE_ACCESSES + pool::MORE_ACCESSES };
 
 /// Set in `unregistered` if one of the variables was found to be deleted.
 const REJECTED: u32 = 1;
 /// One access in `unregistered`.
 pub(super) const ONE: u32 = 2;
 
-/// One operation's record. It lives from its creation ([`OpRef::new_with`], [`OpRef::new_few`]) until the shares of its
-/// holders and accesses have ended and the epoch has passed.
+/// One operation's record. It lives from its creation ([`OpRef::new_with`], [`OpRef::new_several`]) until the shares of
+/// its holders and accesses have ended and the epoch has passed.
 ///
 /// The head is followed directly by the accesses and then by the task, so an operation uses no more cache lines than it
 /// needs. Most operations have one access, which shares a line with the head if the pool has aligned the record.
@@ -74,11 +77,13 @@ pub struct Op<T> {
 /// The value of [`Op::inline`] if the record has a [`Apart`].
 const APART: u8 = u8::MAX;
 
-/// The unit of [`Op::task_at`], in bytes. In models, records are too large for a smaller unit.
-const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 1 };
+/// The unit of [`Op::task_at`], in bytes. An instruction can multiply an index by up to 8. In models, records are too
+/// large for such a unit.
+const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 8 };
 
-/// What is in a record behind its head. The accesses are laid out as declared here, but the task begins directly behind
-/// the last access.
+/// What is in a record of normal size behind its head. The accesses are laid out as declared here, but the task begins
+/// directly behind the last access. A wide record has more accesses, and so its task, or a part of it, lies behind the
+/// `Op`.
 #[repr(C)]
 struct Contents<T> {
     accesses: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
@@ -90,7 +95,7 @@ struct Contents<T> {
 /// The place of a task.
 type TaskPlace<T> = UnsafeCell<MaybeUninit<T>>;
 
-/// Stored in place of the first access if there are more accesses than fit into a record of normal size.
+/// Stored in place of the first access if there are more accesses than fit into a wide record.
 struct Apart<T> {
     accesses: NonNull<Access<T>>,
     count: u32,
@@ -135,6 +140,14 @@ impl<T> Op<T> {
         unsafe { &raw const (*this).contents }.cast_mut().cast()
     }
 
+    /// Returns the address this many bytes behind the record's start. It may be used for the whole record, while a
+    /// reference to an `Op` may be used only for the part that is in a record of normal size.
+    #[inline]
+    fn address(&self, offset: usize) -> *mut () {
+        // The pool has exposed the addresses of all records.
+        std::ptr::with_exposed_provenance_mut(std::ptr::from_ref(self).addr() + offset)
+    }
+
     /// Returns where the task begins behind `places` accesses, in bytes from the record's start.
     #[inline]
     fn task_behind(places: usize) -> usize {
@@ -146,8 +159,8 @@ impl<T> Op<T> {
             assert!(
                 align_of::<Apart<T>>() <= align_of::<Access<T>>() && size_of::<Apart<T>>() <= size_of::<Access<T>>()
             );
-            assert!((offset_of!(Self, contents) + offset_of!(Contents<T>, task)) / STEP <= u8::MAX as usize);
             let (contents, access) = (offset_of!(Self, contents), size_of::<Access<T>>());
+            assert!((contents + WIDE_ACCESSES * access) / STEP <= u8::MAX as usize);
             assert!(contents.next_multiple_of(STEP) == contents && access.next_multiple_of(STEP) == access);
         }
         offset_of!(Self, contents) + places * size_of::<Access<T>>()
@@ -198,7 +211,7 @@ impl<T> Op<T> {
 
     #[inline]
     fn place(&self) -> &TaskPlace<T> {
-        let place = std::ptr::from_ref(self).wrapping_byte_add(usize::from(self.task_at) * STEP);
+        let place = self.address(usize::from(self.task_at) * STEP);
         // SAFETY: `finish_record` has initialised the cell there, and the record outlives the reference.
         unsafe { &*place.cast() }
     }
@@ -227,8 +240,9 @@ impl<T> Op<T> {
         if self.inline == APART {
             return self.accesses_apart();
         }
+        let first = self.address(offset_of!(Self, contents)).cast();
         // SAFETY: the record was created with this many accesses there, which live as long as the record.
-        unsafe { std::slice::from_raw_parts(Self::first_place(self), usize::from(self.inline)) }
+        unsafe { std::slice::from_raw_parts(first, usize::from(self.inline)) }
     }
 
     /// Returns the accesses of a record that has a [`Apart`].
@@ -531,63 +545,58 @@ impl<T> OpRef<T> {
             .ok()
             .filter(|&count| count < u32::MAX / ONE)
             .expect("an operation must have fewer than 2^31 accesses");
-        let size = if is_wide(count) { RecordSize::Wide } else { RecordSize::Normal };
-        let (record, later): (NonNull<Op<T>>, _) = pool::allocate(size);
-        let op = record.as_ptr();
-        let first = Op::first_place(op);
         // Most operations have one access; for these, everything that depends on the number of accesses is a constant.
         let sole = if count == 1 { accesses.next() } else { None };
         if let Some((queue, mode)) = sole {
+            let (record, later): (NonNull<Op<T>>, _) = pool::allocate(RecordSize::Normal);
+            let access = Access::new(record.as_ptr(), queue, 0, mode, Arity::One);
             // SAFETY: the record is allocated, aligned and unused, and has space for an access there.
-            unsafe { first.write(Access::new(op, queue, 0, mode, Arity::One)) };
+            unsafe { Op::first_place(record.as_ptr()).write(access) };
             // SAFETY: the record is allocated, aligned and unused, and its access was written above; (2).
             let (op, task) = unsafe { Self::finish_record(record, later, 1, 1, band, passes_closed) };
             init(task);
             op
         } else {
-            let (first, inline) = if count as usize <= INLINE_ACCESSES {
-                (first, count as u8)
-            } else {
-                (apart_place(record, count), APART)
-            };
-            for (index, (queue, mode)) in (0..count).zip(accesses) {
-                // SAFETY: there is space for `count` accesses.
-                let slot = unsafe { first.add(index as usize) };
-                // SAFETY: the slot is allocated, aligned and unused.
-                unsafe { slot.write(Access::new(op, queue, index, mode, Arity::Several)) };
-            }
-            // SAFETY: the record is allocated, aligned and unused, and its accesses were written above; (2).
-            let (op, task) = unsafe { Self::finish_record(record, later, count, inline, band, passes_closed) };
+            let accesses = (0..count).zip(accesses).map(|(index, (queue, mode))| (index, queue, mode));
+            // SAFETY: (1), (2); by (3), the indexes are the numbers below `count`.
+            let (op, task) = unsafe { Self::new_several(count, band, passes_closed, accesses) };
             init(task);
             op
         }
     }
 
-    /// Creates the record of an operation with `N` accesses, from two to [`INLINE_ACCESSES`], that closed variables do
-    /// not accept; see [`new_with`](Self::new_with). `access` returns each access in any order, along with its place
-    /// among the accesses, which must be sorted by id and without duplicates. Also returns the address of the task.
+    /// Creates the record of an operation with `count` accesses, but not with one; see [`new_with`](Self::new_with).
+    /// `accesses` yields each access in any order, along with its place among the accesses, which must be sorted by id
+    /// and without duplicates. Also returns the address of the task.
     ///
     /// # Safety
     /// 1. The variables stay valid until [`push`](super::push()) has returned.
     /// 2. The caller initialises the task before any other thread knows the operation, and does not panic before that.
-    /// 3. For the numbers below `N`, the places are these numbers, each once.
+    /// 3. The places are the numbers below `count`, each once.
     #[inline(always)]
-    pub unsafe fn new_few<const N: usize>(
+    pub unsafe fn new_several(
+        count: u32,
         band: u8,
-        access: impl Fn(usize) -> (u32, NonNull<VarQueue<T>>, Mode),
+        passes_closed: bool,
+        accesses: impl Iterator<Item = (u32, NonNull<VarQueue<T>>, Mode)>,
     ) -> (Self, *mut T) {
-        const { assert!(N >= 2 && N <= INLINE_ACCESSES) }
-        let (record, later): (NonNull<Op<T>>, _) = pool::allocate(RecordSize::Normal);
+        let size = if is_wide(count) { RecordSize::Wide } else { RecordSize::Normal };
+        let (record, later): (NonNull<Op<T>>, _) = pool::allocate(size);
         let op = record.as_ptr();
-        for (index, queue, mode) in (0..N).map(access) {
-            debug_assert!((index as usize) < N);
-            // SAFETY: by (3) the record has space for an access there.
-            let slot = unsafe { Op::first_place(op).add(index as usize) };
+        let (first, inline) = if count as usize <= WIDE_ACCESSES {
+            (Op::first_place(op), count as u8)
+        } else {
+            (apart_place(record, count), APART)
+        };
+        for (index, queue, mode) in accesses {
+            debug_assert!(index < count);
+            // SAFETY: by (3) there is space for an access there.
+            let slot = unsafe { first.add(index as usize) };
             // SAFETY: the slot is allocated, aligned and unused.
             unsafe { slot.write(Access::new(op, queue, index, mode, Arity::Several)) };
         }
         // SAFETY: the record is allocated, aligned and unused, and by (3) its accesses were written above; (2).
-        unsafe { Self::finish_record(record, later, N as u32, N as u8, band, false) }
+        unsafe { Self::finish_record(record, later, count, inline, band, passes_closed) }
     }
 
     /// Writes everything in a record but its accesses and its task. Also returns the address of the task.
@@ -730,28 +739,18 @@ pub(super) fn retire_record<T>(record: NonNull<Op<T>>) {
     pool::retire_inline(record);
 }
 
-/// Whether the accesses of an operation are behind the rest of its record, which is then a wide one.
+/// Whether an operation with this many accesses has a wide record.
 #[inline]
 const fn is_wide(count: u32) -> bool {
-    // In models, records come from the heap.
-    cfg!(not(any(raddle_loom, raddle_shuttle)))
-        && count as usize > INLINE_ACCESSES
-        && count as usize <= pool::WIDE_ACCESSES
+    count as usize > INLINE_ACCESSES && count as usize <= WIDE_ACCESSES
 }
 
-/// Returns room for more accesses than the record itself has room for, and stores its address in the record: behind the
-/// rest of a wide record, or in an allocation.
+/// Allocates room for more accesses than the record itself has room for, and stores its address in the record.
 #[inline(never)]
 fn apart_place<T>(record: NonNull<Op<T>>, count: u32) -> *mut Access<T> {
-    let accesses = if is_wide(count) {
-        // SAFETY: a wide record has room for `WIDE_ACCESSES` accesses behind an `Op`.
-        unsafe { record.add(1) }.cast()
-    } else {
-        let mut boxed = Vec::<Access<T>>::with_capacity(count as usize);
-        let place = NonNull::new(boxed.as_mut_ptr()).expect("the pointer of a `Vec` is never null");
-        std::mem::forget(boxed);
-        place
-    };
+    let mut boxed = Vec::<Access<T>>::with_capacity(count as usize);
+    let accesses = NonNull::new(boxed.as_mut_ptr()).expect("the pointer of a `Vec` is never null");
+    std::mem::forget(boxed);
     let first = Op::first_place(record.as_ptr());
     // SAFETY: the place is in an unused record, and is large enough, as `task_behind` asserts.
     unsafe { first.cast::<Apart<T>>().write(Apart { accesses, count }) };
@@ -762,18 +761,18 @@ fn apart_place<T>(record: NonNull<Op<T>>, count: u32) -> *mut Access<T> {
 unsafe impl<T> Record for Op<T> {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn record_size(&self) -> RecordSize {
-        if self.apart().is_some_and(|apart| is_wide(apart.count)) { RecordSize::Wide } else { RecordSize::Normal }
+        if is_wide(self.inline.into()) { RecordSize::Wide } else { RecordSize::Normal }
     }
 
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn owns_memory(&self) -> bool {
-        self.apart().is_some_and(|apart| !is_wide(apart.count))
+        self.inline == APART
     }
 
     unsafe fn free_owned(record: NonNull<Self>) {
         // SAFETY: by (1) the record is no longer used; `finish_record` initialised the fields.
         let op = unsafe { record.as_ref() };
-        if let Some(apart) = op.apart().filter(|apart| !is_wide(apart.count)) {
+        if let Some(apart) = op.apart() {
             // SAFETY: `apart_place` forgot a `Vec` with exactly this pointer and capacity; accesses need no drop.
             drop(unsafe { Vec::from_raw_parts(apart.accesses.as_ptr(), 0, apart.count as usize) });
         }

@@ -16,7 +16,7 @@ use super::{
     followers::{MAX_FOLLOWERS, followers},
     insert::{Inserter, Insertion, PushResult, help, insert},
     look::{MAX_SUCCESSORS, Successors},
-    op_record::{INLINE_ACCESSES, Rejection},
+    op_record::{Rejection, WIDE_ACCESSES},
     propagate::{Spent, complete, complete_access},
     unlink::{complete_unlinking, pick_none},
 };
@@ -606,7 +606,7 @@ fn a_task_is_dropped_with_the_last_holder_of_its_record() {
 
 #[test]
 fn a_record_keeps_any_number_of_accesses_in_order_and_its_task() {
-    for count in (1..=INLINE_ACCESSES + 1).chain([40]) {
+    for count in (1..=WIDE_ACCESSES + 1).chain([40]) {
         let vars: Vec<_> = (0..count).map(|id| Var::new(id as u64)).collect();
         let accesses: Vec<_> = vars.iter().map(|var| (var, Write)).collect();
         let (first, task) = operation_with_task(false, &accesses);

@@ -111,6 +111,48 @@ fn an_alias_among_many_variables_is_found() {
     });
 }
 
+/// There are several ways to push, depending on the number of accesses.
+#[test]
+fn any_number_of_variables_may_be_named_in_any_order() {
+    on_kinds(&KINDS, 1, |engine| {
+        let variables: Vec<_> = (0..20).map(|_| engine.var(0)).collect();
+        let mut expected = [0; 20];
+        for count in 1..=20 {
+            let chosen: Vec<_> = (0..count).map(|at| at * 7 % 20).collect();
+            let again = &variables[chosen[count / 2]];
+            let named = || chosen.iter().map(|&at| &variables[at]);
+            let add = |values: Vec<&mut u64>| values.into_iter().for_each(|value| *value += 1);
+            engine.op("").writes(named()).push((), |()| {}).unwrap();
+            engine.op("").reads(named()).writes([again]).reads([again]).push((), |()| {}).unwrap();
+            engine.op("").push(named().map(Var::write).collect::<Vec<_>>(), add).unwrap();
+            let operator = engine.op("").operator(named().map(Var::write).collect::<Vec<_>>(), add).unwrap();
+            operator.push().unwrap();
+            let aliased: Vec<_> = named().chain([again]).map(Var::write).collect();
+            assert!(matches!(engine.op("").push(aliased, add), Err(PushError::Variable(NoAccess::Aliased, _))));
+            chosen.iter().for_each(|&at| expected[at] += 3);
+            expected[chosen[count / 2]] += 1;
+        }
+        // The type determines the numbers of these.
+        let write = |at: usize| variables[at].write();
+        let nested = (write(9), [(write(2), variables[17].read()), (write(5), variables[1].read())], write(0));
+        let f = |(a, [(b, _), (c, _)], d): (&mut u64, [(&mut u64, &u64); 2], &mut u64)| {
+            [a, b, c, d].into_iter().for_each(|value| *value += 1);
+        };
+        engine.op("").push(nested, f).unwrap();
+        [9, 2, 5, 0].into_iter().for_each(|at| expected[at] += 1);
+        let array: [_; 16] = std::array::from_fn(|at| write(at * 3 % 20));
+        engine.op("").push(array, |values| values.into_iter().for_each(|value| *value += 1)).unwrap();
+        (0..16).for_each(|at| expected[at * 3 % 20] += 1);
+        engine.wait_for_all().unwrap();
+        assert_eq!(variables.iter().map(Var::version).collect::<Vec<_>>(), expected);
+        let untyped = |at| (1..=20).filter(|count| (0..*count).any(|n| n * 7 % 20 == at)).count() as u64;
+        let twice = |at| (1..=20).filter(|count| count / 2 * 7 % 20 == at).count() as u64;
+        for (at, variable) in variables.iter().enumerate() {
+            assert_eq!(engine.get(variable).unwrap(), expected[at] - untyped(at) - twice(at));
+        }
+    });
+}
+
 #[test]
 fn a_typed_variable_may_be_read_twice() {
     on_kinds(&KINDS, 1, |engine| {
