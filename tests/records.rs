@@ -249,8 +249,7 @@ fn records_are_reused_and_freed() {
 
     // A thread that ends returns the rest of its lists.
     let before = records(&engine);
-    // The deletion of the thread's variable is one more operation.
-    for pushes in [7, 35, 36, 37, 38].into_iter().cycle().take(3000) {
+    for pushes in [8, 36, 37, 38, 39].into_iter().cycle().take(3000) {
         // These pushes make a batch available to the thread.
         (0..4 * BATCH).for_each(|_| push(&engine, &one));
         let (engine, token) = (engine.clone(), engine.token());

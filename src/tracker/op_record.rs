@@ -742,7 +742,8 @@ pub(super) fn retire_record<T>(record: NonNull<Op<T>>) {
 /// Whether an operation with this many accesses has a wide record.
 #[inline]
 const fn is_wide(count: u32) -> bool {
-    count as usize > INLINE_ACCESSES && count as usize <= WIDE_ACCESSES
+    // In models, no number fulfils the last two conditions, which is an error without the first one.
+    WIDE_ACCESSES > INLINE_ACCESSES && count as usize > INLINE_ACCESSES && count as usize <= WIDE_ACCESSES
 }
 
 /// Allocates room for more accesses than the record itself has room for, and stores its address in the record.

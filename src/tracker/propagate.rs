@@ -30,7 +30,8 @@ pub(super) enum Spent {
 /// Marks every access of `op` done and appends the operations that this makes ready to the list `ready`. Returns a hold
 /// on the record, with the owner's share and those of the accesses of `op` that this call has spent.
 ///
-/// Needs no guard: every access that it touches is kept alive by a step that this thread has yet to take.
+/// Needs no guard: every access that it touches is kept from being spent, or from being [unlinked](super::unlink), by a
+/// step that this thread has yet to take.
 pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
     if unlink::is_sampled() {
         return complete_unlinking(op, ready);
