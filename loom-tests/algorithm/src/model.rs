@@ -13,7 +13,7 @@ use stateright::{Model, Property};
 
 use crate::{
     program::{Mode, OPS, Program, VARIABLES},
-    state::{NONE, OpId, State, World, Wrong, op_of},
+    state::{NONE, OpId, State, World, Wrong, access_of, op_of},
     step::Step,
     weaken::Rule,
 };
@@ -168,8 +168,7 @@ impl Tracker {
     /// Returns whether all queues agree on one order of pushes that respects real time.
     fn agrees(&self, state: &State) -> bool {
         let before = state.order(|op| state.record(op).after);
-        state.wrong != Some(Wrong::ReturnedTooEarly)
-            && before.is_some_and(|before| (0..OPS).all(|op| before[op] & 1 << op == 0))
+        state.wrong != Some(Wrong::ReturnedTooEarly) && (0..OPS).all(|op| before[op] & 1 << op == 0)
     }
 
     /// Returns whether accesses are appended only behind operations that are in all their queues. If so, a push takes
@@ -181,29 +180,14 @@ impl Tracker {
                 program.ops[usize::from(op)].0[usize::from(variable)].is_none() || state.before(op, variable).is_some()
             })
         };
-        let mut holds = true;
-        for variable in 0..VARIABLES as u8 {
-            state.each_in_queue(variable, |access| {
-                if let Some(op) = op_of(access).filter(|_| state.word(access).next != NONE) {
-                    holds &= is_in_all(op);
-                }
-            });
-        }
-        holds
+        let has_one_behind = |op| (0..VARIABLES as u8).any(|variable| state.word(access_of(op, variable)).next != NONE);
+        (0..program.ops.len() as OpId).all(|op| !has_one_behind(op) || is_in_all(op))
     }
 
     /// Returns whether a thread not yet pinned could reach a retired record from a tail.
     fn reaches_retired(state: &State) -> bool {
-        state.tail.iter().any(|&tail| {
-            let (mut at, mut left) = (tail, OPS + 1);
-            while at != NONE && left > 0 {
-                if op_of(at).is_some_and(|op| state.record(op).retired) {
-                    return true;
-                }
-                (at, left) = (state.word(at).next, left - 1);
-            }
-            false
-        })
+        let is_retired = |access| op_of(access).is_some_and(|op| state.record(op).retired);
+        state.tail.iter().any(|&tail| state.walk(tail).any(is_retired))
     }
 
     /// Returns whether all operations are complete and their records retired, except records with accesses that are
@@ -305,13 +289,11 @@ impl Tracker {
                 let stopped_op = state.pushes[stopped].own();
                 let program = self.program(&state);
                 let before = state.order(|_| 0);
-                return before.is_some_and(|before| {
-                    // The stalled thread has not pushed its later operations.
-                    let mut others = (0..program.ops.len() as OpId)
-                        .filter(|&op| op < stopped_op || op >= program.first[stopped + 1]);
-                    others.all(|op| {
-                        before[usize::from(op)] & 1 << stopped_op != 0 || state.completions[usize::from(op)].is_over()
-                    })
+                // The stalled thread has not pushed its later operations.
+                let mut others =
+                    (0..program.ops.len() as OpId).filter(|&op| op < stopped_op || op >= program.first[stopped + 1]);
+                return others.all(|op| {
+                    before[usize::from(op)] & 1 << stopped_op != 0 || state.completions[usize::from(op)].is_over()
                 });
             }
             false

@@ -363,6 +363,7 @@ impl Push {
                     return At::LoadTail;
                 }
                 (word.next, word.linked) = (access, grantable);
+                world.note_link(tail, access);
                 if self.helping {
                     if !world.has(Rule::RegisterAfterSwing) {
                         let index = self.target_index;

@@ -25,6 +25,9 @@ pub(crate) const NONE: Access = u8::MAX;
 /// An operation's number.
 pub(crate) type OpId = u8;
 
+/// See [`Record::before`].
+const NOT_LINKED: u8 = u8::MAX;
+
 const ACCESSES: usize = VARIABLES * (OPS + 1);
 
 /// Returns the access of `op` to `variable`.
@@ -88,13 +91,15 @@ pub(crate) struct Record {
     pub(crate) pinned: u8,
     /// The operations, as bits, whose pushes were over when this operation's push began.
     pub(crate) after: u8,
+    /// In each variable's queue, the operations, as bits, behind which this one was linked; or [`NOT_LINKED`].
+    pub(crate) before: [u8; VARIABLES],
 }
 
 impl Hash for Record {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        let Self { wait, registered, live, last_share, retired, pinned, after } = *self;
-        let shares = u8::from(last_share) << 1 | u8::from(retired);
-        hasher.write_u64(u64::from_le_bytes([wait, registered, live, shares, pinned, after, 0, 0]));
+        let Self { wait, registered, live, last_share, retired, pinned, after, before: [x, y, z] } = *self;
+        let shares = live << 2 | u8::from(last_share) << 1 | u8::from(retired);
+        hasher.write_u64(u64::from_le_bytes([wait, registered, shares, pinned, after, x, y, z]));
     }
 }
 
@@ -149,8 +154,16 @@ impl State {
         for built_in in &mut words[..VARIABLES] {
             built_in.flags = READ_OK | WRITE_OK | DONE;
         }
-        let mut records =
-            [Record { wait: 0, registered: 0, live: 0, last_share: false, retired: false, pinned: 0, after: 0 }; OPS];
+        let mut records = [Record {
+            wait: 0,
+            registered: 0,
+            live: 0,
+            last_share: false,
+            retired: false,
+            pinned: 0,
+            after: 0,
+            before: [NOT_LINKED; VARIABLES],
+        }; OPS];
         for (record, shape) in records.iter_mut().zip(&program.ops) {
             let several = shape.arity() > 1 && without != Some(Rule::PushCountsItself);
             record.wait = shape.arity() + u8::from(several);
@@ -188,32 +201,20 @@ impl State {
                 && self.completions.iter().all(|completion| !completion.may_defer(access))
     }
 
-    /// Calls `look` with each access of a variable's queue, in order. Returns `false` if the queue is cyclic.
-    pub(crate) fn each_in_queue(&self, variable: u8, mut look: impl FnMut(Access)) -> bool {
-        let (mut at, mut left) = (variable, OPS + 1);
-        while at != NONE && left > 0 {
-            look(at);
-            (at, left) = (self.word(at).next, left - 1);
-        }
-        at == NONE
+    /// Returns the access `from` and those behind it.
+    pub(crate) fn walk(&self, from: Access) -> impl Iterator<Item = Access> {
+        let behind = |&at: &Access| Some(self.word(at).next).filter(|&next| next != NONE);
+        // Without some rules, a queue may be cyclic.
+        std::iter::successors(Some(from), behind).take(OPS + 1)
     }
 
     /// Returns each operation's predecessors as bits: those before it in a queue, those that `also` returns, and,
-    /// transitively, their predecessors. Returns `None` if a queue is cyclic.
-    pub(crate) fn order(&self, also: impl Fn(OpId) -> u8) -> Option<[u8; OPS]> {
-        let mut before: [u8; OPS] = std::array::from_fn(|op| also(op as OpId));
-        for variable in 0..VARIABLES as u8 {
-            let mut bits = 0;
-            let ends = self.each_in_queue(variable, |access| {
-                if let Some(op) = op_of(access) {
-                    before[usize::from(op)] |= bits;
-                    bits |= 1 << op;
-                }
-            });
-            if !ends {
-                return None;
-            }
-        }
+    /// transitively, their predecessors.
+    pub(crate) fn order(&self, also: impl Fn(OpId) -> u8) -> [u8; OPS] {
+        let mut before = std::array::from_fn(|op| {
+            let op = op as OpId;
+            (0..VARIABLES as u8).filter_map(|variable| self.before(op, variable)).fold(also(op), |all, bits| all | bits)
+        });
         for between in 0..OPS {
             for op in 0..OPS {
                 if before[op] & 1 << between != 0 {
@@ -221,21 +222,13 @@ impl State {
                 }
             }
         }
-        Some(before)
+        before
     }
 
-    /// Returns, as bits, the operations before `op` in the queue of `variable`, or `None` if `op` is not in that queue.
+    /// Returns, as bits, the operations behind which `op` was linked in the queue of `variable`, or `None` if `op` was
+    /// not linked there.
     pub(crate) fn before(&self, op: OpId, variable: u8) -> Option<u8> {
-        let (mut bits, mut found) = (0, None);
-        self.each_in_queue(variable, |access| {
-            if access == access_of(op, variable) {
-                found = found.or(Some(bits));
-            }
-            if let Some(op) = op_of(access) {
-                bits |= 1 << op;
-            }
-        });
-        found
+        Some(self.record(op).before[usize::from(variable)]).filter(|&bits| bits != NOT_LINKED)
     }
 
     /// Returns whether the function of `op` has returned.
@@ -262,8 +255,8 @@ impl State {
 
     /// Returns whether shared memory has only moved forward since the state `before`.
     pub(crate) fn is_ahead_of(&self, before: &Self) -> bool {
-        // The word of an unlinked access is private to its pusher.
-        let is_linked = |access| before.words.iter().any(|word| word.next == access);
+        // Until an access is linked, its word is private to its pusher.
+        let is_linked = |access| op_of(access).is_none_or(|op| before.before(op, variable_of(access)).is_some());
         let mut words = (0..).zip(self.words.iter().zip(&before.words));
         let mut records = self.records.iter().zip(&before.records);
         let mut tails = self.tail.iter().zip(&before.tail);
@@ -272,13 +265,7 @@ impl State {
                 && (now.flags & was.flags == was.flags || !is_linked(access))
                 && now.deferred & was.deferred == was.deferred
         }) && records.all(|(now, was)| now.wait <= was.wait && now.registered >= was.registered && now.live <= was.live)
-            && tails.all(|(&now, &was)| {
-                let (mut at, mut left) = (was, OPS + 1);
-                while at != now && at != NONE && left > 0 {
-                    (at, left) = (self.word(at).next, left - 1);
-                }
-                at == now
-            })
+            && tails.all(|(&now, &was)| self.walk(was).any(|access| access == now))
     }
 }
 
@@ -338,6 +325,15 @@ impl World<'_> {
         let old = *word;
         word.flags |= flags;
         old
+    }
+
+    /// Records that `access` was linked behind `before`.
+    pub(crate) fn note_link(&mut self, before: Access, access: Access) {
+        let variable = variable_of(access);
+        let earlier = op_of(before).map_or(0, |op| self.state.before(op, variable).unwrap_or(0) | 1 << op);
+        if let Some(op) = op_of(access) {
+            self.state.records[op as usize].before[variable as usize] = earlier;
+        }
     }
 
     /// Adds to the deferred flags of an access.
