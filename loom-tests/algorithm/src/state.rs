@@ -3,7 +3,7 @@
 use std::hash::{Hash, Hasher};
 
 use crate::{
-    complete::Completion,
+    complete::{Completion, Link},
     program::{Mode, OPS, Program, Shape, THREADS, VARIABLES},
     push::Push,
     step::Step,
@@ -70,6 +70,13 @@ pub(crate) struct Word {
     /// The `LINKED_…` flags.
     pub(crate) linked: u8,
     pub(crate) deferred: u8,
+}
+
+impl Word {
+    /// Returns the link from `access`, whose word this is.
+    pub(crate) fn link_behind(&self, access: Access) -> Link {
+        Link { from: access, next: self.next, linked: self.linked }
+    }
 }
 
 impl Hash for Word {
