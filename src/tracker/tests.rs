@@ -447,6 +447,19 @@ fn readers_that_complete_in_reverse_order_behind_another_are_unlinked() {
     assert_eq!(end(writer), []);
 }
 
+/// A completion that has set flags in the one that is not done may be on its way to the one behind it.
+#[test]
+fn the_first_reader_behind_one_that_is_not_done_stays() {
+    let x = Var::new(1);
+    let ([first, front, running, a, b, last], records) = readers(&x);
+    assert_eq!(end_unlinking(front), []);
+    assert_eq!((end(a), end(b)), (vec![], vec![]));
+    assert_eq!(end_unlinking(last), []);
+    assert_eq!(in_use(&records), [true, true, true, true, false, true]);
+    assert_eq!((end(running), end(first)), (vec![], vec![]));
+    assert_eq!(in_use(&records), [false, false, false, false, false, true]);
+}
+
 #[test]
 fn the_front_is_the_first_picked_reader_until_it_is_spent_or_unlinked() {
     let x = Var::new(1);
