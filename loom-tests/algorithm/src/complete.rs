@@ -278,8 +278,8 @@ impl Completion {
         }
     }
 
-    /// Continues once the tail is past `step.link.from`. If that is another operation's access, this thread now ends its
-    /// share of that operation's record; the completed operation's shares end later.
+    /// Continues once the tail is past `step.link.from`. If that is another operation's access, this thread now ends
+    /// its share; the completed operation's shares end later.
     fn passed(&mut self, step: Passing, op: OpId, world: &mut World<'_>) -> At {
         let is_own = op_of(step.link.from) == Some(op);
         if is_own && self.pass_later.take().is_some() {

@@ -7,6 +7,7 @@ use crate::{
     program::{Mode, OPS, Program, Shape, THREADS, VARIABLES},
     push::Push,
     step::Step,
+    unlink::{UNLINKER, Unlinking},
     weaken::Rule,
 };
 
@@ -73,6 +74,11 @@ pub(crate) struct Word {
 }
 
 impl Word {
+    /// Returns whether this is the word of a spent access.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.next != NONE && self.flags & (WRITE_OK | DONE) == WRITE_OK | DONE
+    }
+
     /// Returns the link from `access`, whose word this is.
     pub(crate) fn link_behind(&self, access: Access) -> Link {
         Link { from: access, next: self.next, linked: self.linked }
@@ -140,6 +146,7 @@ pub struct State {
     pub(crate) records: [Record; OPS],
     pub(crate) pushes: [Push; THREADS],
     pub(crate) completions: [Completion; OPS],
+    pub(crate) unlinking: Unlinking,
     pub(crate) wrong: Option<Wrong>,
 }
 
@@ -150,13 +157,13 @@ pub(crate) struct World<'a> {
     pub(crate) without: Option<Rule>,
     /// Whether each record stores which pushes had finished when its operation's push began.
     pub(crate) remembers_times: bool,
-    /// The thread taking the step, if it is a pusher.
+    /// The thread taking the step, if it may be pinned: a pusher, or [`UNLINKER`].
     pub(crate) pinned_thread: Option<usize>,
 }
 
 impl State {
     /// Returns the initial state of a program.
-    pub(crate) fn new(number: u16, program: &Program, without: Option<Rule>) -> Self {
+    pub(crate) fn new(number: u16, program: &Program, unlinking: Unlinking, without: Option<Rule>) -> Self {
         let mut words = [Word { next: NONE, flags: 0, linked: 0, deferred: 0 }; ACCESSES];
         for built_in in &mut words[..VARIABLES] {
             built_in.flags = READ_OK | WRITE_OK | DONE;
@@ -184,7 +191,7 @@ impl State {
         }
         let completions = [Completion::WAITING; OPS];
         let tail = std::array::from_fn(|variable| variable as Access);
-        Self { program: number, tail, words, records, pushes, completions, wrong: None }
+        Self { program: number, tail, words, records, pushes, completions, unlinking, wrong: None }
     }
 
     pub(crate) fn word(&self, access: Access) -> &Word {
@@ -199,13 +206,27 @@ impl State {
     /// access: a thread that has not yet read the access's predecessor from the tail never will.
     pub(crate) fn has_settled(&self, access: Access, program: &Program) -> bool {
         let Some(op) = op_of(access) else { return true };
+        // If the first of these accesses is not the only one, all have the same `linked`.
         let Some(before) = (0..ACCESSES as Access).find(|&before| self.word(before).next == access) else {
             return false;
         };
         self.word(access).deferred & self.word(before).linked == self.word(before).linked
-            || self.record(op).registered == program.ops[op as usize].arity()
+            || !self.unlinking.may_act()
+                && self.record(op).registered == program.ops[op as usize].arity()
                 && self.pushes.iter().all(|push| !push.may_defer(access, before, program))
                 && self.completions.iter().all(|completion| !completion.may_defer(access))
+    }
+
+    /// Returns whether an access is linked behind `access` and will stay there.
+    pub(crate) fn keeps_next(&self, access: Access) -> bool {
+        self.word(access).is_spent() || self.word(access).next != NONE && !self.unlinking.may_act()
+    }
+
+    /// Unpins a thread.
+    pub(crate) fn unpin(&mut self, thread: usize) {
+        for record in &mut self.records {
+            record.pinned &= !(1 << thread);
+        }
     }
 
     /// Returns the access `from` and those behind it.
@@ -257,7 +278,9 @@ impl State {
 
     /// Returns whether any thread has a step to take.
     pub(crate) fn has_steps(&self) -> bool {
-        self.is_pushing() || self.completions.iter().any(|completion| completion.next_step().is_some())
+        self.is_pushing()
+            || self.unlinking.is_under_way()
+            || self.completions.iter().any(|completion| completion.next_step().is_some())
     }
 
     /// Returns whether shared memory has only moved forward since the state `before`.
@@ -268,7 +291,11 @@ impl State {
         let mut records = self.records.iter().zip(&before.records);
         let mut tails = self.tail.iter().zip(&before.tail);
         words.all(|(access, (now, was))| {
-            (was.next == NONE || (now.next, now.linked) == (was.next, was.linked))
+            let is_unlinked = |next: Access| {
+                let behind = before.word(next);
+                (now.next, now.linked) == (behind.next, behind.linked)
+            };
+            (was.next == NONE || (now.next, now.linked) == (was.next, was.linked) || is_unlinked(was.next))
                 && (now.flags & was.flags == was.flags || !is_linked(access))
                 && now.deferred & was.deferred == was.deferred
         }) && records.all(|(now, was)| now.wait <= was.wait && now.registered >= was.registered && now.live <= was.live)
@@ -285,9 +312,8 @@ impl World<'_> {
         &self.program.ops[op as usize]
     }
 
-    /// Returns the mode of an access, which is `Read` for a variable's initial access.
     pub(crate) fn mode(&self, access: Access) -> Mode {
-        op_of(access).and_then(|op| self.shape(op).0[variable_of(access) as usize]).unwrap_or(Mode::Read)
+        self.program.mode(access)
     }
 
     pub(crate) fn grantable(&self, access: Access, flags: u8) -> u8 {
@@ -402,6 +428,9 @@ impl World<'_> {
         }
         let mut pinned = 0;
         if self.has(Rule::ReclaimAfterEpoch) {
+            if self.state.unlinking.is_under_way() && self.has(Rule::PinUnlinking) {
+                pinned |= 1 << UNLINKER;
+            }
             for (thread, push) in self.state.pushes.iter().enumerate() {
                 if push.is_under_way() && self.has(Rule::PinPushes) {
                     pinned |= 1 << thread;
