@@ -623,8 +623,8 @@ edges! {
         Step REREAD_REGISTERED;
         /// A completion moves the tail past an access before the access is retired.
         Step TAIL_PAST_RETIRED;
-        /// `unlink_behind` leaves the access behind one that has deferred flags and is not done.
-        Step DEFERRED_KEEPS_NEXT;
+        /// An access is unlinked only from behind one that is done.
+        Step UNLINK_BEHIND_DONE;
         /// Only one thread at a time unlinks accesses of a variable.
         Step FRONT_HAS_ONE_USER;
         /// An access is removed from its queue's front before it is retired.

@@ -319,13 +319,6 @@ impl<T> Access<T> {
         u32::from(!self.is_satisfied_by(was) && self.is_satisfied_by(was | flags))
     }
 
-    /// Whether a completion that sets flags in this access, which is not done, may set them in the next access as well,
-    /// although that has received them from the deferred flags of this one. The caller has acquired the next access.
-    pub(super) fn may_pass_on_deferred_flags(&self) -> bool {
-        // Relaxed: the flags were deferred before the tail reached this access, and thus before the next one was linked.
-        self.deferred.load(Relaxed) != 0 && !removed(step::DEFERRED_KEEPS_NEXT)
-    }
-
     /// Returns the deferred flags.
     #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
     pub(super) fn deferred(&self) -> usize {

@@ -152,8 +152,8 @@
 //! operation, and a push of one access takes neither. The number of steps that `complete` takes is bounded by the
 //! number of accesses that it marks done plus the number that its flags reach; it loops and never recurses.
 //!
-//! `loom-tests/algorithm` models these steps and explores every execution of small programs: each execution ends with
-//! every operation complete.
+//! `loom-tests/algorithm` models these steps and those of `unlink`, and explores every execution of small programs:
+//! each execution ends with every operation complete.
 //!
 //! # Deleted variables
 //!

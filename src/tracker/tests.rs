@@ -449,6 +449,20 @@ fn readers_that_complete_in_reverse_order_behind_another_are_unlinked() {
     assert_eq!(end(writer), []);
 }
 
+/// A completion that has set flags in the one that is not done may be on its way to the one behind it.
+#[test]
+fn the_first_reader_behind_one_that_is_not_done_stays() {
+    pick_none();
+    let x = Var::new(1);
+    let ([first, front, running, a, b, last], records) = readers(&x);
+    assert_eq!(end_unlinking(front), []);
+    assert_eq!((end(a), end(b)), (vec![], vec![]));
+    assert_eq!(end_unlinking(last), []);
+    assert_eq!(in_use(&records), [true, true, true, true, false, true]);
+    assert_eq!((end(running), end(first)), (vec![], vec![]));
+    assert_eq!(in_use(&records), [false, false, false, false, false, true]);
+}
+
 #[test]
 fn the_front_is_the_first_picked_reader_until_it_is_spent_or_unlinked() {
     pick_none();
@@ -475,30 +489,6 @@ fn the_front_is_the_first_picked_reader_until_it_is_spent_or_unlinked() {
     assert_eq!((end(many[4]), end(many[7])), (vec![], vec![]));
     assert_eq!(at_front(), None);
     assert_eq!(push(operation(&[(&x, Read)])), READY);
-}
-
-/// A completion may still set `READ_OK` in the access behind one that a helper has linked, although that access already
-/// has it. So it is unlinked only once the one before it is done.
-#[test]
-fn a_reader_behind_an_operation_with_deferred_flags_is_not_unlinked() {
-    pick_none();
-    let (x, y) = (Var::new(1), Var::new(2));
-    let guard = epoch::pin();
-    let ([first, front], _) = readers(&y);
-    let slow = operation(&[(&x, Read), (&y, Read)]);
-    let satisfied = begun(slow, &guard);
-    assert!(matches!(helped(slow, 1, &guard), Insertion::Linked));
-    let ([b, c, last], records) = readers(&y);
-    assert_eq!(end_unlinking(front), []);
-    assert_eq!((end(b), end(c)), (vec![], vec![]));
-    let (writer, _) = pushed(&[(&y, Write)]);
-    assert_eq!(end_unlinking(last), []);
-    assert_eq!(in_use(&records), [true, false, true]);
-    assert_eq!(finish_push(slow, satisfied, &guard), READY);
-    assert_eq!(end(slow), []);
-    assert_eq!(end(first), [writer.as_ptr()]);
-    assert_eq!(in_use(&records), [false; 3]);
-    assert_eq!(end(writer), []);
 }
 
 #[test]

@@ -14,24 +14,22 @@
 //! becomes the front. So the front only moves forward when it is spent.
 //!
 //! A variable therefore keeps about as many stranded readers as complete between two picked completions, however many
-//! have completed. From each of the two places, a picked completion passes at most [`MAX_PASSED`] accesses that it does
-//! not unlink. So where readers complete in random order among many that have not started, the number of stranded ones
-//! grows with the number of those.
+//! have completed, plus one behind each access that is not done. From each of the two places, a picked completion
+//! passes at most [`MAX_PASSED`] accesses that it does not unlink. So where readers complete in random order among many
+//! that have not started, the number of stranded ones grows with the number of those.
 //!
 //! # Why an unlinked access may be retired
 //!
-//! Let `next` be linked behind `at`, and `then` behind `next`, and let `next` be done but without `WRITE_OK`. It is then
-//! a reader, and has adopted the flags that were grantable to it when it was linked.
+//! Let `next` be linked behind `at`, and `then` behind `next`, and let both `at` and `next` be done but without
+//! `WRITE_OK`. They are then readers, and have adopted the flags that were grantable to them when they were linked.
 //!
 //! * Only the thread that has taken the front unlinks, so `next` does not become the `at` of another thread, and its
 //!   word does not change.
 //! * A completion that is about to set `WRITE_OK` in `next` has found it in the word of `at`, which it has spent. The
 //!   exchange of that word fails if `at` is spent. Conversely, a completion that finds `then` in it passes `next` over.
-//! * A completion that is about to set `READ_OK` in `next` has set it in `at`. If `next` waits for it, `next` is not
-//!   done. If `next` has received it when it was linked, then from the deferred flags of `at`. In that case, `next` is
-//!   not unlinked before `at` is done, and the completion counts `at` as satisfied only when it is past `next`.
-//! * A completion that has set `READ_OK` in `next`, for which `next` has waited, likewise counts `next` as satisfied only
-//!   when it is past `then`.
+//! * A completion that is the first to set `READ_OK` in a reader goes on to the access behind it, even if that one has
+//!   `READ_OK` already and may be done. The completion counts the reader as satisfied only afterwards. Until then, the
+//!   reader is not done. As `at` and `next` are done, no such completion is on its way to `next` or `then`.
 //! * The tail is past `next` before it is unlinked, as for a spent access.
 //! * A pinned thread that walks the queue may reach `next`, and from there `then`: what was behind `next` when it was
 //!   unlinked is retired later, if at all.
@@ -177,7 +175,7 @@ fn unlink_behind<T>(from: &Access<T>, guard: &Guard) -> u32 {
         // Also acquires the writes published with the flags, which the exchange below hands over.
         let behind = next.word.load(acquire(edge::complete::UNLINKING), guard);
         let is_stranded = !behind.is_null() && behind.tag() & SPENT == DONE;
-        if !is_stranded || word.tag() & DONE == 0 && at.may_pass_on_deferred_flags() {
+        if !is_stranded || word.tag() & DONE == 0 && !removed(step::UNLINK_BEHIND_DONE) {
             (at, passed) = (next, passed + 1);
             continue;
         }

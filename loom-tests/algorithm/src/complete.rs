@@ -1,4 +1,4 @@
-//! `end`, `complete_access`, `propagate` and `satisfy`, with one action for each atomic access.
+//! `end`, `complete_access`, `advance_tail`, `propagate` and `satisfy`, with one action for each atomic access.
 
 use crate::{
     program::{Mode, Program, Shape, VARIABLES},
@@ -7,17 +7,80 @@ use crate::{
     weaken::Rule,
 };
 
+/// An access behind another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Link {
+    pub(crate) from: Access,
+    pub(crate) next: Access,
+    pub(crate) linked: u8,
+}
+
+/// The steps of `advance_tail`, which moves the tail past the first access of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Advance {
+    /// Loads `registered` of the next operation (edge `register`).
+    LoadRegistered,
+    /// Adds to the next access's deferred flags those that were grantable when it was linked.
+    Defer,
+    /// Moves the tail (edge `swing`).
+    Pass,
+}
+
+impl Advance {
+    /// Returns the next step.
+    pub(crate) fn next_step(self) -> Step {
+        match self {
+            Self::LoadRegistered => Step::LoadNextRegistered,
+            Self::Defer => Step::DeferForNext,
+            Self::Pass => Step::Pass,
+        }
+    }
+
+    /// Returns whether the order of the next step relative to other threads' steps is irrelevant.
+    pub(crate) fn is_alone(self, link: Link, state: &State, program: &Program) -> bool {
+        match self {
+            Self::LoadRegistered => {
+                op_of(link.next).is_some_and(|op| state.record(op).registered == program.ops[op as usize].arity())
+            }
+            Self::Defer | Self::Pass => false,
+        }
+    }
+
+    /// Takes the next step. Returns `None` after the last one.
+    pub(crate) fn step(self, link: Link, world: &mut World<'_>) -> Option<Self> {
+        match self {
+            Self::LoadRegistered => {
+                let next = op_of(link.next).expect("an access behind another should belong to an operation");
+                if world.record(next).registered == world.shape(next).arity() {
+                    None
+                } else if link.linked != 0 && world.has(Rule::Defer) {
+                    Some(Self::Defer)
+                } else {
+                    Some(Self::Pass)
+                }
+            }
+            Self::Defer => {
+                world.defer(link.next, link.linked);
+                Some(Self::Pass)
+            }
+            Self::Pass => {
+                world.touch(link.from);
+                world.swing(link.from, link.next);
+                None
+            }
+        }
+    }
+}
+
 /// A move from an access to its successor in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Passing {
-    from: Access,
-    next: Access,
-    linked: u8,
+    link: Link,
     /// The flags to set on the next access.
     add: u8,
     /// An operation with a satisfied access that has not yet been subtracted from the operation's `wait`.
     owed: Option<OpId>,
-    /// Whether `from` has already been retired, which happens only without [`Rule::PassBeforeRetire`].
+    /// Whether the first access has already been retired, which happens only without [`Rule::PassBeforeRetire`].
     is_retired: bool,
 }
 
@@ -40,12 +103,8 @@ pub(crate) enum At {
     /// `complete_access`: sets `DONE` (edges `complete`, `link`). If the operation has several accesses, its function
     /// runs until the first of these steps.
     Done { variable: u8 },
-    /// `advance_tail`: loads `registered` of the next operation (edge `register`).
-    LoadNextRegistered(Passing),
-    /// `advance_tail`: adds to the next access's deferred flags those that were grantable when it was linked.
-    DeferNext(Passing),
-    /// `advance_tail`: moves the tail (edge `swing`).
-    Pass(Passing),
+    /// `advance_tail`: moves the tail (edges `register`, `swing`).
+    Pass(Advance, Passing),
     /// `propagate_from_reader`: ends the share of the spent access (edge `retire`).
     RetireShare(Share, Passing),
     /// `propagate`: sets flags (edges `complete`, `link`).
@@ -101,9 +160,7 @@ impl Completion {
             At::LoadLive => Step::LoadLive,
             At::LeaveToAccess => Step::LeaveToAccess,
             At::Done { .. } => Step::Done,
-            At::LoadNextRegistered(_) => Step::LoadNextRegistered,
-            At::DeferNext(_) => Step::DeferForNext,
-            At::Pass(_) => Step::Pass,
+            At::Pass(advance, _) => advance.next_step(),
             At::RetireShare(share, _) | At::End(share) => share.next_step(),
             At::AddFlags { .. } => Step::Propagate,
             At::LoadWait { .. } => Step::LoadWait,
@@ -113,7 +170,7 @@ impl Completion {
 
     /// Returns whether the next step changes the deferred flags of `access`.
     pub(crate) fn may_defer(&self, access: Access) -> bool {
-        matches!(self.at, At::DeferNext(step) if step.next == access)
+        matches!(self.at, At::Pass(Advance::Defer, step) if step.link.next == access)
     }
 
     /// Returns whether the operation is not ready yet.
@@ -137,9 +194,7 @@ impl Completion {
     pub(crate) fn is_alone(&self, state: &State, program: &Program) -> bool {
         match self.at {
             At::LoadLive | At::LeaveToAccess => true,
-            At::LoadNextRegistered(step) => {
-                op_of(step.next).is_some_and(|op| state.record(op).registered == program.ops[op as usize].arity())
-            }
+            At::Pass(advance, step) => advance.is_alone(step.link, state, program),
             // If other parts of `wait` remain, the next step subtracts this thread's part and observes which other
             // parts have been subtracted by then. If only this thread's part remains, the operation may run, and
             // running it early hides no error.
@@ -178,31 +233,12 @@ impl Completion {
                 }
                 world.touch(old.next);
                 let add = READ_OK | WRITE_OK;
-                self.pass(
-                    Passing { from: access, next: old.next, linked: old.linked, add, owed: None, is_retired: false },
-                    op,
-                    world,
-                )
+                self.pass(Passing { link: old.link_behind(access), add, owed: None, is_retired: false }, op, world)
             }
-            At::LoadNextRegistered(step) => {
-                let next = op_of(step.next).expect("an access behind another should belong to an operation");
-                if world.record(next).registered == world.shape(next).arity() {
-                    self.passed(step, op, world)
-                } else if step.linked != 0 && world.has(Rule::Defer) {
-                    At::DeferNext(step)
-                } else {
-                    At::Pass(step)
-                }
-            }
-            At::DeferNext(step) => {
-                world.defer(step.next, step.linked);
-                At::Pass(step)
-            }
-            At::Pass(step) => {
-                world.touch(step.from);
-                world.swing(step.from, step.next);
-                self.passed(step, op, world)
-            }
+            At::Pass(advance, step) => match advance.step(step.link, world) {
+                Some(advance) => At::Pass(advance, step),
+                None => self.passed(step, op, world),
+            },
             At::RetireShare(share, step) => match share.step(world) {
                 Some(share) => At::RetireShare(share, step),
                 None if step.is_retired => self.pass(step, op, world),
@@ -227,36 +263,36 @@ impl Completion {
         }
     }
 
-    /// Moves the tail past `step.from`.
+    /// Moves the tail past `step.link.from`.
     fn pass(&mut self, step: Passing, op: OpId, world: &mut World<'_>) -> At {
-        let is_own = op_of(step.from) == Some(op);
+        let is_own = op_of(step.link.from) == Some(op);
         if is_own && !world.has(Rule::PassBeforeHandOn) && self.pass_later.is_none() {
             self.pass_later = Some(step);
             Self::walk(step)
         } else if !is_own && !world.has(Rule::PassBeforeRetire) && !step.is_retired {
-            At::RetireShare(Share::LoadLast(step.from), Passing { is_retired: true, ..step })
+            At::RetireShare(Share::LoadLast(step.link.from), Passing { is_retired: true, ..step })
         } else if world.has(Rule::TailPastRetired) {
-            At::LoadNextRegistered(step)
+            At::Pass(Advance::LoadRegistered, step)
         } else {
             self.passed(step, op, world)
         }
     }
 
-    /// Continues once the tail is past `step.from`. If `step.from` is another operation's access, this thread now ends
-    /// the access's share of that operation's record; the completed operation's shares end later.
+    /// Continues once the tail is past `step.link.from`. If that is another operation's access, this thread now ends
+    /// its share; the completed operation's shares end later.
     fn passed(&mut self, step: Passing, op: OpId, world: &mut World<'_>) -> At {
-        let is_own = op_of(step.from) == Some(op);
+        let is_own = op_of(step.link.from) == Some(op);
         if is_own && self.pass_later.take().is_some() {
             self.completed(true, op, world)
         } else if is_own || step.is_retired {
             Self::walk(step)
         } else {
-            At::RetireShare(Share::LoadLast(step.from), step)
+            At::RetireShare(Share::LoadLast(step.link.from), step)
         }
     }
 
     fn walk(step: Passing) -> At {
-        At::AddFlags { at: step.next, add: step.add, owed: step.owed }
+        At::AddFlags { at: step.link.next, add: step.add, owed: step.owed }
     }
 
     fn add_flags(&mut self, at: Access, add: u8, owed: Option<OpId>, op: OpId, world: &mut World<'_>) -> At {
@@ -282,15 +318,7 @@ impl Completion {
         let then = if stop {
             Then::Stop { owed }
         } else {
-            let step = Passing {
-                from: at,
-                next: old.next,
-                linked: old.linked,
-                add: gained_flags(gained),
-                owed,
-                is_retired: false,
-            };
-            Then::GoOn(step)
+            Then::GoOn(Passing { link: old.link_behind(at), add: gained_flags(gained), owed, is_retired: false })
         };
         if !world.has(Rule::PutOffSatisfy) {
             if let (Then::GoOn(step), Some(this)) = (then, this) {
@@ -308,7 +336,7 @@ impl Completion {
             Then::Stop { owed: Some(satisfied) } => At::LoadWait { op: satisfied, then: Then::Stop { owed: None } },
             Then::Stop { owed: None } => self.completed(true, op, world),
             Then::GoOn(step) => {
-                world.touch(step.next);
+                world.touch(step.link.next);
                 if step.add & WRITE_OK != 0 { self.pass(step, op, world) } else { Self::walk(step) }
             }
         }

@@ -1,5 +1,5 @@
-//! A model of raddle's tracker (push, help, complete and retire) with one action for each atomic access that these make
-//! in `src/tracker`, explored by [stateright](https://www.stateright.rs).
+//! A model of raddle's tracker (push, help, complete, unlink and retire) with one action for each atomic access that
+//! these make in `src/tracker`, explored by [stateright](https://www.stateright.rs).
 //!
 //! The models for loom and shuttle run the library's own code: those for loom with few operations, and those for
 //! shuttle in a sample of all schedules. This model is a separate implementation of the algorithm described in
@@ -12,6 +12,10 @@
 //! operation; here, a separate thread completes each operation at any time after it is ready, so completions run
 //! concurrently with each other and with all pushes. Once a record is retired, only threads that were pinned at that
 //! time and have not unpinned since may use it; any other use is an error.
+//!
+//! In some programs, one more thread unlinks completed readers, once or twice. It may begin at any time, at any access
+//! that is in a queue and not spent then. In the tracker, each variable's front decides which thread unlinks, and at
+//! which completed reader it begins; the front itself is not part of the model.
 //!
 //! The model has no deletions, and only the thread that runs an operation holds its record. The model's memory is
 //! sequentially consistent; loom checks the orderings.
@@ -26,8 +30,8 @@
 //! - *no deadlock*: in a final state, all operations are complete, and all records except the last in each queue are
 //!   retired;
 //! - *no livelock*: every execution ends, since no cycle of states exists;
-//! - *nothing retired early*: no thread uses a reclaimed record, and no record is retired twice or reachable from a
-//!   tail after it is retired;
+//! - *nothing retired early*: no thread uses a reclaimed record, and no record is retired twice, or reachable after it
+//!   is retired, from a tail or from an access that is not spent;
 //! - *every operation runs once*, after the operations for which it must wait, and waits for no others;
 //! - in smaller programs, a push returns even if all other threads stall at any point, and a thread that stalls inside
 //!   a push delays only its own operations and those behind the one being pushed.
@@ -45,6 +49,7 @@ mod program;
 mod push;
 mod state;
 mod step;
+mod unlink;
 mod weaken;
 
 pub use model::{Action, Tracker};

@@ -12,9 +12,10 @@ use std::{
 use stateright::{Model, Property};
 
 use crate::{
-    program::{Mode, OPS, Program, VARIABLES},
-    state::{NONE, OpId, State, World, Wrong, op_of},
+    program::{Mode, OPS, Program, THREADS, VARIABLES},
+    state::{Access, NONE, OpId, State, World, Wrong, access_of, op_of},
     step::Step,
+    unlink::{UNLINKER, Unlinking},
     weaken::Rule,
 };
 
@@ -38,6 +39,10 @@ enum Who {
     Pusher(usize),
     /// The thread that runs and completes this operation.
     Runner(OpId),
+    /// The unlinking thread.
+    Unlinker,
+    /// The unlinking thread, which begins at this access.
+    Beginner(Access),
 }
 
 impl fmt::Debug for Action {
@@ -45,6 +50,8 @@ impl fmt::Debug for Action {
         match self.who {
             Who::Pusher(thread) => write!(f, "thread {thread}: {:?}", self.step),
             Who::Runner(op) => write!(f, "completion of {op}: {:?}", self.step),
+            Who::Unlinker => write!(f, "unlinking: {:?}", self.step),
+            Who::Beginner(from) => write!(f, "unlinking behind {from}: {:?}", self.step),
         }
     }
 }
@@ -57,6 +64,7 @@ pub struct Tracker {
     is_unreduced: bool,
     is_thorough: bool,
     completes_last: bool,
+    unlinks: u8,
     taken: AtomicU64,
     ends: Mutex<HashSet<State>>,
 }
@@ -72,7 +80,8 @@ impl Tracker {
     pub fn without(mut self, rule: Rule) -> Self {
         self.without = Some(rule);
         // The reduction relies on these rules.
-        self.is_unreduced |= matches!(rule, Rule::PinPushes | Rule::ReclaimAfterEpoch | Rule::SwingByCas);
+        self.is_unreduced |=
+            matches!(rule, Rule::PinPushes | Rule::PinUnlinking | Rule::ReclaimAfterEpoch | Rule::SwingByCas);
         self
     }
 
@@ -97,6 +106,13 @@ impl Tracker {
         self
     }
 
+    /// Lets a thread unlink accesses, which it may begin at any time, up to `times` times.
+    #[must_use]
+    pub fn unlinking(mut self, times: u8) -> Self {
+        self.unlinks = times;
+        self
+    }
+
     /// Returns the steps that were never taken.
     pub fn missing_steps(&self) -> Vec<Step> {
         // Relaxed: the checker has joined its threads.
@@ -117,6 +133,7 @@ impl Tracker {
     }
 
     /// Takes the next step of a thread.
+    #[inline]
     fn step(&self, state: &mut State, who: Who) {
         let program = self.program(state);
         let world = |state, pinned_thread| World {
@@ -129,20 +146,29 @@ impl Tracker {
         match who {
             Who::Pusher(thread) => state.pushes[thread].step(thread, &mut world(state, Some(thread))),
             Who::Runner(op) => state.completions[usize::from(op)].step(op, &mut world(state, None)),
+            Who::Unlinker => state.unlinking.step(&mut world(state, Some(UNLINKER))),
+            Who::Beginner(from) => state.unlinking.begin(from, &mut world(state, Some(UNLINKER))),
         }
     }
 
     /// Returns a thread's next step, if any.
+    #[inline(always)]
     fn next_step(state: &State, who: Who) -> Option<Step> {
         match who {
             Who::Pusher(thread) => state.pushes[thread].next_step(),
             Who::Runner(op) => state.completions[usize::from(op)].next_step(),
+            Who::Unlinker => state.unlinking.next_step(),
+            Who::Beginner(_) => Some(Step::BeginUnlinking),
         }
     }
 
     /// Returns all threads that may exist.
     fn all() -> impl Iterator<Item = Who> {
-        (0..OPS as OpId).map(Who::Runner).chain((0..crate::program::THREADS).map(Who::Pusher))
+        (0..=OPS + THREADS).map(|number| match number.checked_sub(OPS) {
+            None => Who::Runner(number as OpId),
+            Some(THREADS) => Who::Unlinker,
+            Some(thread) => Who::Pusher(thread),
+        })
     }
 
     /// Returns a thread whose next step may be taken immediately, since the order of this step relative to other
@@ -152,6 +178,8 @@ impl Tracker {
         let is_alone = |who: &Who| match *who {
             Who::Pusher(thread) => state.pushes[thread].is_alone(state, program),
             Who::Runner(op) => state.completions[usize::from(op)].is_alone(state, program),
+            Who::Unlinker => state.unlinking.is_alone(state, program),
+            Who::Beginner(_) => false,
         };
         if self.is_unreduced || state.wrong.is_some() { None } else { Self::all().find(is_alone) }
     }
@@ -168,8 +196,7 @@ impl Tracker {
     /// Returns whether all queues agree on one order of pushes that respects real time.
     fn agrees(&self, state: &State) -> bool {
         let before = state.order(|op| state.record(op).after);
-        state.wrong != Some(Wrong::ReturnedTooEarly)
-            && before.is_some_and(|before| (0..OPS).all(|op| before[op] & 1 << op == 0))
+        state.wrong != Some(Wrong::ReturnedTooEarly) && (0..OPS).all(|op| before[op] & 1 << op == 0)
     }
 
     /// Returns whether accesses are appended only behind operations that are in all their queues. If so, a push takes
@@ -181,29 +208,17 @@ impl Tracker {
                 program.ops[usize::from(op)].0[usize::from(variable)].is_none() || state.before(op, variable).is_some()
             })
         };
-        let mut holds = true;
-        for variable in 0..VARIABLES as u8 {
-            state.each_in_queue(variable, |access| {
-                if let Some(op) = op_of(access).filter(|_| state.word(access).next != NONE) {
-                    holds &= is_in_all(op);
-                }
-            });
-        }
-        holds
+        let has_one_behind = |op| (0..VARIABLES as u8).any(|variable| state.word(access_of(op, variable)).next != NONE);
+        (0..program.ops.len() as OpId).all(|op| !has_one_behind(op) || is_in_all(op))
     }
 
-    /// Returns whether a thread not yet pinned could reach a retired record from a tail.
+    /// Returns whether a thread not yet pinned could reach a retired record from a tail, or from an access that is not
+    /// spent.
     fn reaches_retired(state: &State) -> bool {
-        state.tail.iter().any(|&tail| {
-            let (mut at, mut left) = (tail, OPS + 1);
-            while at != NONE && left > 0 {
-                if op_of(at).is_some_and(|op| state.record(op).retired) {
-                    return true;
-                }
-                (at, left) = (state.word(at).next, left - 1);
-            }
-            false
-        })
+        let is_retired = |access| op_of(access).is_some_and(|op| state.record(op).retired);
+        let unspent = |variable| state.walk(variable).skip_while(|&access| state.word(access).is_spent());
+        state.tail.iter().any(|&tail| state.walk(tail).any(is_retired))
+            || (0..VARIABLES as Access).any(|variable| unspent(variable).any(is_retired))
     }
 
     /// Returns whether all operations are complete and their records retired, except records with accesses that are
@@ -254,6 +269,8 @@ impl Tracker {
             let is_at_head = match who {
                 Who::Pusher(thread) => state.pushes[thread].is_at_the_head_of_a_loop(),
                 Who::Runner(op) => state.completions[usize::from(op)].is_at_the_head_of_a_loop(),
+                Who::Unlinker => state.unlinking.is_at_the_head_of_a_loop(),
+                Who::Beginner(_) => false,
             };
             if !is_at_head {
                 return true;
@@ -305,13 +322,11 @@ impl Tracker {
                 let stopped_op = state.pushes[stopped].own();
                 let program = self.program(&state);
                 let before = state.order(|_| 0);
-                return before.is_some_and(|before| {
-                    // The stalled thread has not pushed its later operations.
-                    let mut others = (0..program.ops.len() as OpId)
-                        .filter(|&op| op < stopped_op || op >= program.first[stopped + 1]);
-                    others.all(|op| {
-                        before[usize::from(op)] & 1 << stopped_op != 0 || state.completions[usize::from(op)].is_over()
-                    })
+                // The stalled thread has not pushed its later operations.
+                let mut others =
+                    (0..program.ops.len() as OpId).filter(|&op| op < stopped_op || op >= program.first[stopped + 1]);
+                return others.all(|op| {
+                    before[usize::from(op)] & 1 << stopped_op != 0 || state.completions[usize::from(op)].is_over()
                 });
             }
             false
@@ -324,7 +339,10 @@ impl Model for Tracker {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        (0..).zip(&self.programs).map(|(number, program)| State::new(number, program, self.without)).collect()
+        (0..)
+            .zip(&self.programs)
+            .map(|(number, program)| State::new(number, program, Unlinking::times(self.unlinks), self.without))
+            .collect()
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -333,6 +351,8 @@ impl Model for Tracker {
             return;
         }
         let completes = !self.completes_last || !state.is_pushing();
+        let starts = state.unlinking.starts(state, self.program(state));
+        actions.extend(starts.map(|from| Action { who: Who::Beginner(from), step: Step::BeginUnlinking }));
         actions.extend(Self::all().filter_map(|who| {
             let may = completes || matches!(who, Who::Pusher(_));
             Self::next_step(state, who).filter(|_| may).map(|step| Action { who, step })

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::state::{Access, op_of, variable_of};
+
 /// The number of variables.
 pub const VARIABLES: usize = 3;
 /// The maximum number of pushing threads.
@@ -142,6 +144,11 @@ impl Program {
         let mut programs = Vec::new();
         choose(threads, shapes, &mut Vec::new(), &mut programs);
         programs
+    }
+
+    /// Returns the mode of an access, which is `Read` for a variable's initial access.
+    pub(crate) fn mode(&self, access: Access) -> Mode {
+        op_of(access).and_then(|op| self.ops[op as usize].0[variable_of(access) as usize]).unwrap_or(Read)
     }
 
     pub(crate) fn threads(&self) -> usize {

@@ -142,8 +142,8 @@ impl Push {
         // If this holds, the linking CAS fails whenever it is executed, since flags and links are never removed.
         let is_late = |tail, flags| (state.word(tail).next, state.word(tail).flags) != (NONE, flags);
         match self.at {
-            // A word keeps its next access and the `linked` flags stored with it.
-            At::LoadWord { tail } => state.word(tail).next != NONE,
+            // The `linked` flags do not change unless the next access does.
+            At::LoadWord { tail } => state.keeps_next(tail),
             // Flags are never cleared.
             At::DeferNext { next, linked, .. } => state.word(next).deferred & linked == linked,
             // The tail never moves back.
@@ -363,6 +363,7 @@ impl Push {
                     return At::LoadTail;
                 }
                 (word.next, word.linked) = (access, grantable);
+                world.note_link(tail, access);
                 if self.helping {
                     if !world.has(Rule::RegisterAfterSwing) {
                         let index = self.target_index;
@@ -453,9 +454,7 @@ impl Push {
                 At::Unpin { ready }
             }
             At::Unpin { ready } => {
-                for record in &mut world.state.records {
-                    record.pinned &= !(1 << thread);
-                }
+                world.state.unpin(thread);
                 world.returns(self.own);
                 if ready {
                     world.becomes_ready(self.own);

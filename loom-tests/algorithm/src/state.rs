@@ -3,10 +3,11 @@
 use std::hash::{Hash, Hasher};
 
 use crate::{
-    complete::Completion,
+    complete::{Completion, Link},
     program::{Mode, OPS, Program, Shape, THREADS, VARIABLES},
     push::Push,
     step::Step,
+    unlink::{UNLINKER, Unlinking},
     weaken::Rule,
 };
 
@@ -24,6 +25,9 @@ pub(crate) type Access = u8;
 pub(crate) const NONE: Access = u8::MAX;
 /// An operation's number.
 pub(crate) type OpId = u8;
+
+/// See [`Record::before`].
+const NOT_LINKED: u8 = u8::MAX;
 
 const ACCESSES: usize = VARIABLES * (OPS + 1);
 
@@ -69,6 +73,18 @@ pub(crate) struct Word {
     pub(crate) deferred: u8,
 }
 
+impl Word {
+    /// Returns whether this is the word of a spent access.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.next != NONE && self.flags & (WRITE_OK | DONE) == WRITE_OK | DONE
+    }
+
+    /// Returns the link from `access`, whose word this is.
+    pub(crate) fn link_behind(&self, access: Access) -> Link {
+        Link { from: access, next: self.next, linked: self.linked }
+    }
+}
+
 impl Hash for Word {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         hasher.write_u32(u32::from_le_bytes([self.next, self.flags, self.linked, self.deferred]));
@@ -88,13 +104,15 @@ pub(crate) struct Record {
     pub(crate) pinned: u8,
     /// The operations, as bits, whose pushes were over when this operation's push began.
     pub(crate) after: u8,
+    /// In each variable's queue, the operations, as bits, behind which this one was linked; or [`NOT_LINKED`].
+    pub(crate) before: [u8; VARIABLES],
 }
 
 impl Hash for Record {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        let Self { wait, registered, live, last_share, retired, pinned, after } = *self;
-        let shares = u8::from(last_share) << 1 | u8::from(retired);
-        hasher.write_u64(u64::from_le_bytes([wait, registered, live, shares, pinned, after, 0, 0]));
+        let Self { wait, registered, live, last_share, retired, pinned, after, before: [x, y, z] } = *self;
+        let shares = live << 2 | u8::from(last_share) << 1 | u8::from(retired);
+        hasher.write_u64(u64::from_le_bytes([wait, registered, shares, pinned, after, x, y, z]));
     }
 }
 
@@ -128,6 +146,7 @@ pub struct State {
     pub(crate) records: [Record; OPS],
     pub(crate) pushes: [Push; THREADS],
     pub(crate) completions: [Completion; OPS],
+    pub(crate) unlinking: Unlinking,
     pub(crate) wrong: Option<Wrong>,
 }
 
@@ -138,19 +157,27 @@ pub(crate) struct World<'a> {
     pub(crate) without: Option<Rule>,
     /// Whether each record stores which pushes had finished when its operation's push began.
     pub(crate) remembers_times: bool,
-    /// The thread taking the step, if it is a pusher.
+    /// The thread taking the step, if it may be pinned: a pusher, or [`UNLINKER`].
     pub(crate) pinned_thread: Option<usize>,
 }
 
 impl State {
     /// Returns the initial state of a program.
-    pub(crate) fn new(number: u16, program: &Program, without: Option<Rule>) -> Self {
+    pub(crate) fn new(number: u16, program: &Program, unlinking: Unlinking, without: Option<Rule>) -> Self {
         let mut words = [Word { next: NONE, flags: 0, linked: 0, deferred: 0 }; ACCESSES];
         for built_in in &mut words[..VARIABLES] {
             built_in.flags = READ_OK | WRITE_OK | DONE;
         }
-        let mut records =
-            [Record { wait: 0, registered: 0, live: 0, last_share: false, retired: false, pinned: 0, after: 0 }; OPS];
+        let mut records = [Record {
+            wait: 0,
+            registered: 0,
+            live: 0,
+            last_share: false,
+            retired: false,
+            pinned: 0,
+            after: 0,
+            before: [NOT_LINKED; VARIABLES],
+        }; OPS];
         for (record, shape) in records.iter_mut().zip(&program.ops) {
             let several = shape.arity() > 1 && without != Some(Rule::PushCountsItself);
             record.wait = shape.arity() + u8::from(several);
@@ -164,7 +191,7 @@ impl State {
         }
         let completions = [Completion::WAITING; OPS];
         let tail = std::array::from_fn(|variable| variable as Access);
-        Self { program: number, tail, words, records, pushes, completions, wrong: None }
+        Self { program: number, tail, words, records, pushes, completions, unlinking, wrong: None }
     }
 
     pub(crate) fn word(&self, access: Access) -> &Word {
@@ -179,41 +206,43 @@ impl State {
     /// access: a thread that has not yet read the access's predecessor from the tail never will.
     pub(crate) fn has_settled(&self, access: Access, program: &Program) -> bool {
         let Some(op) = op_of(access) else { return true };
+        // If the first of these accesses is not the only one, all have the same `linked`.
         let Some(before) = (0..ACCESSES as Access).find(|&before| self.word(before).next == access) else {
             return false;
         };
         self.word(access).deferred & self.word(before).linked == self.word(before).linked
-            || self.record(op).registered == program.ops[op as usize].arity()
+            || !self.unlinking.may_act()
+                && self.record(op).registered == program.ops[op as usize].arity()
                 && self.pushes.iter().all(|push| !push.may_defer(access, before, program))
                 && self.completions.iter().all(|completion| !completion.may_defer(access))
     }
 
-    /// Calls `look` with each access of a variable's queue, in order. Returns `false` if the queue is cyclic.
-    pub(crate) fn each_in_queue(&self, variable: u8, mut look: impl FnMut(Access)) -> bool {
-        let (mut at, mut left) = (variable, OPS + 1);
-        while at != NONE && left > 0 {
-            look(at);
-            (at, left) = (self.word(at).next, left - 1);
+    /// Returns whether an access is linked behind `access` and will stay there.
+    pub(crate) fn keeps_next(&self, access: Access) -> bool {
+        self.word(access).is_spent() || self.word(access).next != NONE && !self.unlinking.may_act()
+    }
+
+    /// Unpins a thread.
+    pub(crate) fn unpin(&mut self, thread: usize) {
+        for record in &mut self.records {
+            record.pinned &= !(1 << thread);
         }
-        at == NONE
+    }
+
+    /// Returns the access `from` and those behind it.
+    pub(crate) fn walk(&self, from: Access) -> impl Iterator<Item = Access> {
+        let behind = |&at: &Access| Some(self.word(at).next).filter(|&next| next != NONE);
+        // Without some rules, a queue may be cyclic.
+        std::iter::successors(Some(from), behind).take(OPS + 1)
     }
 
     /// Returns each operation's predecessors as bits: those before it in a queue, those that `also` returns, and,
-    /// transitively, their predecessors. Returns `None` if a queue is cyclic.
-    pub(crate) fn order(&self, also: impl Fn(OpId) -> u8) -> Option<[u8; OPS]> {
-        let mut before: [u8; OPS] = std::array::from_fn(|op| also(op as OpId));
-        for variable in 0..VARIABLES as u8 {
-            let mut bits = 0;
-            let ends = self.each_in_queue(variable, |access| {
-                if let Some(op) = op_of(access) {
-                    before[usize::from(op)] |= bits;
-                    bits |= 1 << op;
-                }
-            });
-            if !ends {
-                return None;
-            }
-        }
+    /// transitively, their predecessors.
+    pub(crate) fn order(&self, also: impl Fn(OpId) -> u8) -> [u8; OPS] {
+        let mut before = std::array::from_fn(|op| {
+            let op = op as OpId;
+            (0..VARIABLES as u8).filter_map(|variable| self.before(op, variable)).fold(also(op), |all, bits| all | bits)
+        });
         for between in 0..OPS {
             for op in 0..OPS {
                 if before[op] & 1 << between != 0 {
@@ -221,21 +250,13 @@ impl State {
                 }
             }
         }
-        Some(before)
+        before
     }
 
-    /// Returns, as bits, the operations before `op` in the queue of `variable`, or `None` if `op` is not in that queue.
+    /// Returns, as bits, the operations behind which `op` was linked in the queue of `variable`, or `None` if `op` was
+    /// not linked there.
     pub(crate) fn before(&self, op: OpId, variable: u8) -> Option<u8> {
-        let (mut bits, mut found) = (0, None);
-        self.each_in_queue(variable, |access| {
-            if access == access_of(op, variable) {
-                found = found.or(Some(bits));
-            }
-            if let Some(op) = op_of(access) {
-                bits |= 1 << op;
-            }
-        });
-        found
+        Some(self.record(op).before[usize::from(variable)]).filter(|&bits| bits != NOT_LINKED)
     }
 
     /// Returns whether the function of `op` has returned.
@@ -257,28 +278,28 @@ impl State {
 
     /// Returns whether any thread has a step to take.
     pub(crate) fn has_steps(&self) -> bool {
-        self.is_pushing() || self.completions.iter().any(|completion| completion.next_step().is_some())
+        self.is_pushing()
+            || self.unlinking.is_under_way()
+            || self.completions.iter().any(|completion| completion.next_step().is_some())
     }
 
     /// Returns whether shared memory has only moved forward since the state `before`.
     pub(crate) fn is_ahead_of(&self, before: &Self) -> bool {
-        // The word of an unlinked access is private to its pusher.
-        let is_linked = |access| before.words.iter().any(|word| word.next == access);
+        // Until an access is linked, its word is private to its pusher.
+        let is_linked = |access| op_of(access).is_none_or(|op| before.before(op, variable_of(access)).is_some());
         let mut words = (0..).zip(self.words.iter().zip(&before.words));
         let mut records = self.records.iter().zip(&before.records);
         let mut tails = self.tail.iter().zip(&before.tail);
         words.all(|(access, (now, was))| {
-            (was.next == NONE || (now.next, now.linked) == (was.next, was.linked))
+            let is_unlinked = |next: Access| {
+                let behind = before.word(next);
+                (now.next, now.linked) == (behind.next, behind.linked)
+            };
+            (was.next == NONE || (now.next, now.linked) == (was.next, was.linked) || is_unlinked(was.next))
                 && (now.flags & was.flags == was.flags || !is_linked(access))
                 && now.deferred & was.deferred == was.deferred
         }) && records.all(|(now, was)| now.wait <= was.wait && now.registered >= was.registered && now.live <= was.live)
-            && tails.all(|(&now, &was)| {
-                let (mut at, mut left) = (was, OPS + 1);
-                while at != now && at != NONE && left > 0 {
-                    (at, left) = (self.word(at).next, left - 1);
-                }
-                at == now
-            })
+            && tails.all(|(&now, &was)| self.walk(was).any(|access| access == now))
     }
 }
 
@@ -291,9 +312,8 @@ impl World<'_> {
         &self.program.ops[op as usize]
     }
 
-    /// Returns the mode of an access, which is `Read` for a variable's initial access.
     pub(crate) fn mode(&self, access: Access) -> Mode {
-        op_of(access).and_then(|op| self.shape(op).0[variable_of(access) as usize]).unwrap_or(Mode::Read)
+        self.program.mode(access)
     }
 
     pub(crate) fn grantable(&self, access: Access, flags: u8) -> u8 {
@@ -338,6 +358,15 @@ impl World<'_> {
         let old = *word;
         word.flags |= flags;
         old
+    }
+
+    /// Records that `access` was linked behind `before`.
+    pub(crate) fn note_link(&mut self, before: Access, access: Access) {
+        let variable = variable_of(access);
+        let earlier = op_of(before).map_or(0, |op| self.state.before(op, variable).unwrap_or(0) | 1 << op);
+        if let Some(op) = op_of(access) {
+            self.state.records[op as usize].before[variable as usize] = earlier;
+        }
     }
 
     /// Adds to the deferred flags of an access.
@@ -399,6 +428,9 @@ impl World<'_> {
         }
         let mut pinned = 0;
         if self.has(Rule::ReclaimAfterEpoch) {
+            if self.state.unlinking.is_under_way() && self.has(Rule::PinUnlinking) {
+                pinned |= 1 << UNLINKER;
+            }
             for (thread, push) in self.state.pushes.iter().enumerate() {
                 if push.is_under_way() && self.has(Rule::PinPushes) {
                     pinned |= 1 << thread;

@@ -59,6 +59,14 @@ pub enum Step {
     DeferForNext,
     /// Edge `swing`: the CAS of the tail in `advance_tail`.
     Pass,
+    /// `complete_unlinking` pins the thread, and `unlink_behind` loads the word of the first access.
+    BeginUnlinking,
+    /// Edge `link`: `unlink_behind` loads the word of `at`, except for the first time.
+    LoadAt,
+    /// Edge `complete`: `unlink_behind` loads the word of the access behind `at`.
+    LoadBehind,
+    /// Edge `link`: the CAS in `unlink_behind`.
+    Unlink,
     /// Edges `complete` and `link`: `propagate` sets flags of the next access.
     Propagate,
     /// Edge `ready`: `satisfy` loads `wait`.
@@ -77,7 +85,7 @@ pub enum Step {
 
 impl Step {
     /// All steps.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 38] = [
         Self::Pin,
         Self::LoadTail,
         Self::LoadWord,
@@ -105,6 +113,10 @@ impl Step {
         Self::LoadNextRegistered,
         Self::DeferForNext,
         Self::Pass,
+        Self::BeginUnlinking,
+        Self::LoadAt,
+        Self::LoadBehind,
+        Self::Unlink,
         Self::Propagate,
         Self::LoadWait,
         Self::Satisfy,

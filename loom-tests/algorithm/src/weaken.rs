@@ -49,13 +49,25 @@ pub enum Rule {
     PinPushes,
     /// A retired record is reclaimed only after the epoch has passed.
     ReclaimAfterEpoch,
+    /// The unlinking thread moves the tail past each access that it unlinks.
+    TailPastUnlinked,
+    /// Nothing is unlinked behind a spent access.
+    StopAtSpent,
+    /// The CAS that unlinks an access fails if flags of the access before it have changed.
+    CompareFlags,
+    /// Only accesses that are done are unlinked.
+    UnlinkWhenDone,
+    /// Nothing is unlinked behind an access that is not done: a completion may be on its way from there.
+    UnlinkBehindDone,
+    /// The thread that unlinks is pinned.
+    PinUnlinking,
     /// A record is retired only when its last share ends.
     CountShares,
 }
 
 impl Rule {
     /// All rules.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 28] = [
         Self::Help,
         Self::HelpInDepth,
         Self::Reread,
@@ -77,6 +89,12 @@ impl Rule {
         Self::PutOffSatisfy,
         Self::PinPushes,
         Self::ReclaimAfterEpoch,
+        Self::TailPastUnlinked,
+        Self::StopAtSpent,
+        Self::CompareFlags,
+        Self::UnlinkWhenDone,
+        Self::UnlinkBehindDone,
+        Self::PinUnlinking,
         Self::CountShares,
     ];
 }

@@ -79,11 +79,20 @@ fn four_threads_with_a_ring() {
     check("four threads, with a ring", Tracker::new(parse(&["WW-, -WW, W-W, -W-"])), 20_000_000);
 }
 
+/// Readers are unlinked while operations are pushed and complete: before a writer, behind a wait, and behind a reader
+/// that another thread is pushing.
+#[test]
+fn unlinking() {
+    let programs =
+        parse(&["R-- R-- R-- W--", "R-- R-- A-- R--", "R-- A-- R-- R--", "R-- R--, R-- W--", "-R- -R- -R-, RR-"]);
+    check("unlinking", Tracker::new(programs).unlinking(2), 1_000_000);
+}
+
 /// Each atomic access that the model covers is a step of some execution.
 #[test]
 fn all_steps_happen() {
-    let programs = parse(&["RR-, RR-", "R-- R--, R--", "W--, -WW, RW-"]);
-    let checker = Tracker::new(programs).checker().threads(2).spawn_bfs().join();
+    let programs = parse(&["RR-, RR-", "R-- R--, R--", "W--, -WW, RW-", "R-- R-- R-- R--"]);
+    let checker = Tracker::new(programs).unlinking(1).checker().threads(2).spawn_bfs().join();
     checker.assert_properties();
     assert_eq!(checker.model().missing_steps(), []);
 }
@@ -97,6 +106,9 @@ fn the_reduction_hides_no_final_state() {
     programs.extend(parse(&["R-- R--, A--", "WW- -W-, RW-"]));
     let ends = check("reduced", Tracker::new(programs.clone()), 50_000);
     assert_eq!(ends, check("unreduced", Tracker::new(programs).unreduced(), 100_000));
+    let programs = parse(&["R-- R-- R-- R--", "R-- R-- A--, R--"]);
+    let ends = check("reduced, unlinking", Tracker::new(programs.clone()).unlinking(1), 50_000);
+    assert_eq!(ends, check("unreduced, unlinking", Tracker::new(programs).unlinking(1).unreduced(), 200_000));
 }
 
 const AGREE: &str = "all queues agree on one order of the pushes";
@@ -127,6 +139,11 @@ fn twin(rule: Rule) -> (&'static str, &'static [&'static str]) {
         Rule::PassBeforeRetire | Rule::PassBeforeHandOn => ("R-- R--, R--", &[RETIRED]),
         Rule::PutOffSatisfy => ("W-- R-- R-- W--", &[RETIRED]),
         Rule::PinPushes | Rule::ReclaimAfterEpoch => ("R-- R--, R--", &[RETIRED]),
+        Rule::TailPastUnlinked | Rule::StopAtSpent | Rule::CompareFlags | Rule::PinUnlinking => {
+            ("R-- R-- R-- R--", &[RETIRED])
+        }
+        Rule::UnlinkWhenDone => ("R-- R-- R-- W--", &[ONCE]),
+        Rule::UnlinkBehindDone => ("-R- -R- -R-, RR-", &[RETIRED]),
         Rule::CountShares => ("WW-, WW-", &[RETIRED]),
     }
 }
@@ -136,8 +153,9 @@ fn twin(rule: Rule) -> (&'static str, &'static [&'static str]) {
 fn each_rule_is_needed() {
     for rule in Rule::ALL {
         let (program, properties) = twin(rule);
-        check(program, Tracker::new(parse(&[program])), 100);
-        let without = Tracker::new(parse(&[program])).without(rule).checker().threads(2).spawn_bfs().join();
+        let tracker = || Tracker::new(parse(&[program])).unlinking(1);
+        check(program, tracker(), 100);
+        let without = tracker().without(rule).checker().threads(2).spawn_bfs().join();
         let discoveries = without.discoveries();
         for property in properties {
             let steps = discoveries.get(property).unwrap_or_else(|| {

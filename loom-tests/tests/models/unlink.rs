@@ -178,7 +178,7 @@ fn a_reader_is_unlinked_behind_an_operation_with_deferred_flags_while_these_are_
 
 kills! {
     a_reader_is_unlinked_behind_an_operation_with_deferred_flags_while_these_are_set {
-        "step::DEFERRED_KEEPS_NEXT": "use after reclamation",
+        "step::UNLINK_BEHIND_DONE": "use after reclamation",
     }
     a_writer_runs_after_an_unlinked_reader {
         "link::UNLINKED": "Causality violation",
