@@ -50,7 +50,7 @@ fn a_writer_runs_after_an_unlinked_reader() {
 /// A thread may unlink the access at the tail of its queue while another appends one behind it.
 #[test]
 fn the_tail_is_past_an_access_before_the_access_is_unlinked() {
-    model(3, Contract, || {
+    model(2, Contract, || {
         let world = World::new(1);
         let [first, other, front, last] = readers(&world);
         world.run_unlinking(front);
