@@ -185,7 +185,7 @@ kills! {
         "complete::UNLINKING": "Causality violation",
     }
     the_tail_is_past_an_access_before_the_access_is_unlinked {
-        "step::TAIL_PAST_RETIRED": "use after reclamation",
+        only loom "step::TAIL_PAST_RETIRED": "use after reclamation",
     }
     an_access_is_linked_behind_the_front_while_readers_are_unlinked {
         only loom "link::UNLINKING": "Causality violation",
