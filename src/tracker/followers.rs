@@ -17,7 +17,8 @@ pub(super) const MAX_FOLLOWERS: usize = 16;
 /// complete. In each queue, these are the operations behind `op` up to and including the next writer, except the
 /// readers if `op` does not mutate the variable. Visits a limited number of accesses, and only those already linked.
 ///
-/// The thread is pinned during the call. None of these operations can run before `op` is complete, so their tasks have not changed since they were pushed.
+/// The thread is pinned during the call. None of these operations can run before `op` is complete, so their tasks have
+/// not changed since they were pushed.
 pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
     let _guard = epoch::pin();
     // SAFETY: (1): `op` is not complete, and this thread is pinned.

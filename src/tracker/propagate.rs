@@ -36,10 +36,16 @@ pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
     if unlink::is_sampled() {
         return complete_unlinking(op, ready);
     }
+    complete_each(op, |access| complete_access(NonNull::from(access), ready))
+}
+
+/// Completes `op` with `complete`, which marks an access done and propagates the flags down its queue.
+#[inline(always)]
+pub(super) fn complete_each<T>(op: OpRef<T>, mut complete: impl FnMut(&Access<T>) -> Spent) -> Hold<T> {
     let mut spent = 0;
     for access in op.accesses() {
         pause::at(Point::CompleteBeforeAccess);
-        spent += u32::from(complete_access(NonNull::from(access), ready) == Spent::Yes);
+        spent += u32::from(complete(access) == Spent::Yes);
     }
     op.completed(spent)
 }

@@ -41,7 +41,7 @@ use std::{cell::Cell, ptr::NonNull, sync::atomic::AtomicU32};
 use super::{
     access::{Access, DONE, LINKED, Mode, SPENT, WRITE_OK},
     op_record::{Hold, OpRef, ReadyList},
-    propagate::{Spent, advance_tail, complete_access},
+    propagate::{Spent, advance_tail, complete_access, complete_each},
 };
 use crate::{
     memory::epoch::{self, Guard, unprotected},
@@ -111,15 +111,10 @@ pub(super) fn pick_none() {
 #[inline(never)]
 pub fn complete_unlinking<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
     let guard = epoch::pin();
-    let mut spent = 0;
-    for access in op.accesses() {
-        let completed = match access.mode() {
-            Mode::Read => complete_reader(access, &guard, ready),
-            _ => complete_access(NonNull::from(access), ready),
-        };
-        spent += u32::from(completed == Spent::Yes);
-    }
-    op.completed(spent)
+    complete_each(op, |access| match access.mode() {
+        Mode::Read => complete_reader(access, &guard, ready),
+        _ => complete_access(NonNull::from(access), ready),
+    })
 }
 
 /// Completes a reader, and unlinks stranded readers of its variable.

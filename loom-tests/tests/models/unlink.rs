@@ -27,6 +27,14 @@ fn push_writer(world: &World) {
     assert!(world.push(world.op(&[(0, Write)])).ready.is_none(), "a reader should be pending");
 }
 
+/// Calls `other` on a second thread while this thread calls `own`.
+fn at_once(world: &Arc<World>, other: impl FnOnce(&World) + Send + 'static, own: impl FnOnce()) {
+    let shared = Arc::clone(world);
+    let thread = thread::spawn(move || other(&shared));
+    own();
+    thread.join().unwrap();
+}
+
 /// `late` is unlinked, unless it completes too late. The writer must run after it in any case.
 #[test]
 fn a_writer_runs_after_an_unlinked_reader() {
@@ -55,12 +63,12 @@ fn the_tail_is_past_an_access_before_the_access_is_unlinked() {
         let [first, other, front, last] = readers(&world);
         world.run_unlinking(front);
         world.run(last);
-        let appends = Arc::clone(&world);
-        let thread = thread::spawn(move || appends.push_and_run(appends.op(&[(0, Read)])));
-        world.run_unlinking(other);
-        world.push_and_run(world.op(&[(0, Write)]));
-        world.run(first);
-        thread.join().unwrap();
+        let appends = |world: &World| world.push_and_run(world.op(&[(0, Read)]));
+        at_once(&world, appends, || {
+            world.run_unlinking(other);
+            world.push_and_run(world.op(&[(0, Write)]));
+            world.run(first);
+        });
         world.end();
     });
 }
@@ -72,10 +80,7 @@ fn an_access_is_linked_behind_the_front_while_readers_are_unlinked() {
         let world = World::new(1);
         let [first, other, front] = readers(&world);
         world.run_unlinking(front);
-        let appends = Arc::clone(&world);
-        let thread = thread::spawn(move || appends.run(reader(&appends)));
-        world.run_unlinking(other);
-        thread.join().unwrap();
+        at_once(&world, |world| world.run(reader(world)), || world.run_unlinking(other));
         push_writer(&world);
         world.run(first);
         world.end();
@@ -88,10 +93,7 @@ fn a_front_is_handed_over_with_its_access() {
     model(3, Contract, || {
         let world = World::new(1);
         let [first, other] = readers(&world);
-        let leaves = Arc::clone(&world);
-        let thread = thread::spawn(move || leaves.run_unlinking(reader(&leaves)));
-        world.run_unlinking(other);
-        thread.join().unwrap();
+        at_once(&world, |world| world.run_unlinking(reader(world)), || world.run_unlinking(other));
         push_writer(&world);
         world.run(first);
         world.end();
@@ -107,10 +109,7 @@ fn two_threads_do_not_unlink_at_once() {
         push_writer(&world);
         world.run_unlinking(front);
         world.run(done);
-        let unlinks = Arc::clone(&world);
-        let thread = thread::spawn(move || unlinks.run_unlinking(two));
-        world.run_unlinking(one);
-        thread.join().unwrap();
+        at_once(&world, move |world| world.run_unlinking(two), || world.run_unlinking(one));
         world.run(first);
         world.end();
     });
@@ -124,10 +123,7 @@ fn a_spent_access_is_no_longer_the_front() {
         let world = World::new(1);
         let [first, front, other, second, last] = readers(&world);
         world.run_unlinking(front);
-        let ends = Arc::clone(&world);
-        let thread = thread::spawn(move || ends.run(first));
-        world.run_unlinking(other);
-        thread.join().unwrap();
+        at_once(&world, move |world| world.run(first), || world.run_unlinking(other));
         world.run_unlinking(last);
         world.run(second);
         world.end();
@@ -140,10 +136,7 @@ fn an_access_that_is_spent_does_not_become_the_front() {
     model(3, Contract, || {
         let world = World::new(1);
         let [first, front, second, last] = readers(&world);
-        let ends = Arc::clone(&world);
-        let thread = thread::spawn(move || ends.run(first));
-        world.run_unlinking(front);
-        thread.join().unwrap();
+        at_once(&world, move |world| world.run(first), || world.run_unlinking(front));
         world.run_unlinking(last);
         world.run(second);
         world.end();
@@ -165,13 +158,16 @@ fn a_reader_is_unlinked_behind_an_operation_with_deferred_flags_while_these_are_
         let [done, other] = [(); 2].map(|()| push(&[(1, Read)]));
         world.run_unlinking(front);
         world.run(done);
-        let ends = Arc::clone(&world);
-        let thread = thread::spawn(move || ends.run(first));
-        world.run_unlinking(other);
-        if let Some(op) = world.finish_push(stalled) {
-            world.run(op);
-        }
-        thread.join().unwrap();
+        at_once(
+            &world,
+            move |world| world.run(first),
+            || {
+                world.run_unlinking(other);
+                if let Some(op) = world.finish_push(stalled) {
+                    world.run(op);
+                }
+            },
+        );
         world.end();
     });
 }
