@@ -57,8 +57,9 @@ fn a_handle_is_done_when_the_device_has_done_the_work() {
 fn an_operation_on_a_device_is_counted_out_while_all_workers_are_busy() {
     for kind in THREADED {
         watched(move || {
-            let engine = engine(kind, &SimulatedGpu::default());
             for deadline in [None, Some(Instant::now() + 2 * PATIENCE)] {
+                // Each engine serves one wait: workers call its waker, for which a second wait would wait, too.
+                let engine = engine(kind, &SimulatedGpu::default());
                 let token = engine.token();
                 let gate = hold(&engine, &token);
                 let op = engine.op("on the device").on(GPU).writes([&token]);
