@@ -46,7 +46,7 @@ use crate::{
         Ordering::Relaxed,
         edge::{removed, step},
     },
-    tracker::{self, OpRef},
+    tracker::{self, OpRef, Room},
     values::{Name, kind::EngineKind},
     wait::in_place,
 };
@@ -105,7 +105,7 @@ impl Core {
         };
         // SAFETY: `begin` has begun the task, and no other thread knows it yet.
         unsafe { Task::describe(op.task_ptr(), spec.name.clone(), location) };
-        // SAFETY: `begin` has begun the task, and no other thread knows it yet.
+        // SAFETY: `begin` has begun the task, and no other thread knows it yet. The record has room for any task.
         unsafe { Task::fill_erased(op.task_ptr(), job) };
         Ok(op)
     }
@@ -223,11 +223,12 @@ pub(crate) fn push_sole<J: Job>(
     let Some(ticket) = enter_if_unrestricted(core) else {
         return push_slowly(core, name, location, &[entry], ErasedJob::new(job));
     };
+    let room = room(core, Task::bytes_for::<J>());
     let init = init_task(ticket, name, location, job);
     let access = iter::once((VarCell::queue_ptr(entry.cell), entry.mode));
     // SAFETY: the creator of the entry keeps a handle to the variable until the push returns. `init` begins and
-    // fills the task. The iterator reports its exact length.
-    let op = unsafe { OpRef::new_with(init, DEFAULT_BAND, false, access) };
+    // fills the task, for which there is room. The iterator reports its exact length.
+    let op = unsafe { OpRef::new_with(init, room, DEFAULT_BAND, false, access) };
     if core.only_records {
         record::push_short(core, &op, name, location, &[entry]);
     }
@@ -249,7 +250,7 @@ pub(crate) fn push_several<J: Job>(
     job: J,
 ) -> Result<(), PushError> {
     let mut job = ManuallyDrop::new(job);
-    let erased = (Task::fill_job::<J> as FillJob, (&raw mut job).cast());
+    let erased = (const { &FillJob::of::<J>() }, (&raw mut job).cast());
     // SAFETY: (1): the pointer is to the job, which is not used again unless nothing was pushed.
     match unsafe { push_several_untyped(core, name, location, entries, erased) } {
         SeveralPushed::Accepted => Ok(()),
@@ -275,8 +276,9 @@ pub(crate) fn push_free<J: Job>(
         return push_slowly(core, name, location, &[], ErasedJob::new(job));
     };
     let init = init_task(ticket, name, location, job);
-    // SAFETY: there are no variables. `init` begins and fills the task. The iterator reports its exact length.
-    let op = unsafe { OpRef::new_with(init, DEFAULT_BAND, false, iter::empty()) };
+    // SAFETY: there are no variables. `init` begins and fills the task, for which there is room. The iterator reports
+    // its exact length.
+    let op = unsafe { OpRef::new_with(init, Task::ANY_ROOM, DEFAULT_BAND, false, iter::empty()) };
     if core.only_records {
         record::push_short(core, &op, name, location, &[]);
     }
@@ -285,11 +287,11 @@ pub(crate) fn push_free<J: Job>(
     Ok(())
 }
 
-/// [`push_several`], compiled once for all types of jobs. The job is passed as its address, with a function that moves
-/// it into a task.
+/// [`push_several`], compiled once for all types of jobs. The job is passed as its address, with the way to move it into a
+/// task.
 ///
 /// # Safety
-/// 1. The function is [`Task::fill_job`] for the type of the job at the address. Unless this returns
+/// 1. The [`FillJob`] is that of the type of the job at the address. Unless this returns
 ///    [`SeveralPushed::NotPushed`], the job has been moved, and the caller does not use it again.
 #[inline(never)]
 unsafe fn push_several_untyped<E: Several + ?Sized>(
@@ -297,7 +299,7 @@ unsafe fn push_several_untyped<E: Several + ?Sized>(
     name: &'static str,
     location: &'static Location<'static>,
     entries: &E,
-    (fill_job, job): (FillJob, *mut ()),
+    (fill_job, job): (&'static FillJob, *mut ()),
 ) -> SeveralPushed {
     let entries = entries.as_ref();
     let count = entries.len();
@@ -353,16 +355,18 @@ unsafe fn push_several_untyped<E: Several + ?Sized>(
             if E::FEW { (places[at], &entries[at]) } else { (at as u32, &entries[(ids[at] % RADIX) as usize]) };
         (place, VarCell::queue_ptr(entry.cell), entry.mode)
     };
+    let room = room(core, fill_job.bytes);
     // SAFETY: the creator of the entries keeps handles to their variables until the push returns. The task is
-    // filled below. Since the ids are distinct, so are the places, which are below `count`.
-    let (op, task) = unsafe { OpRef::new_several(count as u32, DEFAULT_BAND, false, (0..count).map(access)) };
+    // filled below, and there is room for it. Since the ids are distinct, so are the places, which are below `count`.
+    let (op, task) = unsafe { OpRef::new_several(count as u32, room, DEFAULT_BAND, false, (0..count).map(access)) };
     let flags = if name.is_empty() { 0 } else { flag::NAMED };
     // SAFETY: `task` points to uninitialised memory for a task in the record, and is filled below.
     unsafe { Task::begin(task, ticket, 0, flags) };
     // SAFETY: the task was begun, and no other thread knows it yet.
     unsafe { Task::describe(task, Name::from(name), location) };
-    // SAFETY: the task was begun, and no other thread knows it yet. By (1) there is such a job at the address.
-    unsafe { fill_job(task, job) };
+    // SAFETY: the task was begun, and no other thread knows it yet. By (1) there is such a job at the address, and the
+    // record has room for it.
+    unsafe { (fill_job.fill)(task, job) };
     if core.only_records {
         match *entries {
             [a, b] => record::push_short(core, &op, name, location, &[a, b]),
@@ -484,8 +488,8 @@ unsafe fn begin(core: &Arc<Core>, spec: &Spec, priority: i32, entries: &[Entry])
     // SAFETY: `task` points to uninitialised memory for a task in the record, and the caller fills the task (1).
     let init = |task: *mut Task| unsafe { Task::begin(task, ticket, spec.lane, spec.flags) };
     // SAFETY: the creator of the entries keeps handles to their variables until the push returns. `init` begins the
-    // task, and the caller fills it (1). The iterator over a slice reports its exact length.
-    Ok(unsafe { OpRef::new_with(init, band, spec.passes_closed, accesses) })
+    // task, and the caller fills it (1). There is room for any task. The iterator over a slice reports its exact length.
+    Ok(unsafe { OpRef::new_with(init, Task::ANY_ROOM, band, spec.passes_closed, accesses) })
 }
 
 /// Decides whether an engine that is shutting down, is observed, or has a limit accepts an operation. If it does
@@ -543,6 +547,12 @@ fn check_phase(core: &Arc<Core>, phase: u8, spec: &Spec, ticket: Ticket) -> Resu
 #[cold]
 fn naive_engine_accepts(core: &Core, spec: &Spec) -> bool {
     spec.flags & flag::INTERNAL != 0 || !no_wait::in_device_function() || ready_loop::has_outer_loop(core)
+}
+
+/// Returns the room behind the task of a bare operation, whose job takes `bytes` there.
+#[inline(always)]
+fn room(core: &Core, bytes: usize) -> Room {
+    Room { bytes, any: core.only_records }
 }
 
 /// Returns a function that initialises the task in the record of a bare operation.

@@ -28,26 +28,29 @@ use super::records;
 pub(crate) use super::records::ACCESS_BYTES;
 pub(crate) use super::records::{MORE_ACCESSES, RecordSize};
 
-/// A type whose values live in the pool.
+/// The head of the records of some type, which live in the pool.
 ///
 /// # Safety
 /// 1. Its first word is reserved for the pool.
 pub(crate) unsafe trait Record: Sized {
-    /// Returns the size with which the record was allocated. May be called on a retired record until the epoch has
-    /// passed.
+    /// The size of a record that owns a further allocation.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    fn record_size(&self) -> RecordSize;
+    const OWNING: RecordSize;
 
-    /// Returns whether the record owns a further allocation. May be called on a retired record until the epoch has
-    /// passed.
+    /// Returns the size with which the record was allocated, or `None` if it owns a further allocation. May be called on
+    /// a retired record until the epoch has passed.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    fn owns_memory(&self) -> bool;
+    fn record_size(&self) -> Option<RecordSize>;
 
     /// Frees the record's further allocation, if it has one.
     ///
     /// # Safety
     /// 1. The record is no longer used, and this function is called once for it.
     unsafe fn free_owned(record: NonNull<Self>);
+
+    /// The layout of a record in models.
+    #[cfg(any(raddle_loom, raddle_shuttle))]
+    const LAYOUT: std::alloc::Layout;
 
     /// Returns the mark with which models detect uses after reclamation.
     #[cfg(any(raddle_loom, raddle_shuttle))]
@@ -59,7 +62,6 @@ pub(crate) unsafe trait Record: Sized {
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline(always)]
 pub(crate) fn allocate<R: Record>(size: RecordSize) -> (NonNull<R>, *mut R) {
-    const { assert!(fits::<R>(), "the type must fit into a record") }
     #[cfg(not(raddle_unpooled))]
     let records::Taken { record, later } = records::take(size);
     #[cfg(raddle_unpooled)]
@@ -67,29 +69,28 @@ pub(crate) fn allocate<R: Record>(size: RecordSize) -> (NonNull<R>, *mut R) {
     (record.cast(), later.cast())
 }
 
+/// [`allocate`] for a caller that knows the size but rarely calls this.
+#[cold]
+#[inline(never)]
+pub(crate) fn allocate_rarely<R: Record>(size: RecordSize) -> (NonNull<R>, *mut R) {
+    allocate(size)
+}
+
 /// Reclaims `record` once no pinned thread can use it.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     // SAFETY: only pinned threads still use the record, and they change only the atomics in front of the task.
     let used = unsafe { record.as_ref() };
-    let size = used.record_size();
-    if used.owns_memory() {
-        retire_to_slab(record, size);
-    } else {
-        reuse(record, size);
+    match used.record_size() {
+        Some(size) => reuse(record, size),
+        None => retire_to_slab(record, R::OWNING),
     }
 }
 
-/// [Retires](retire) a record of normal size that owns no further allocation, without reading the record.
+/// [Retires](retire) a record of this size that owns no further allocation.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline]
-pub(crate) fn retire_inline<R: Record>(record: NonNull<R>) {
-    reuse(record, RecordSize::Normal);
-}
-
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-#[inline]
-fn reuse<R: Record>(record: NonNull<R>, size: RecordSize) {
+pub(crate) fn reuse<R: Record>(record: NonNull<R>, size: RecordSize) {
     if cfg!(raddle_unpooled) {
         retire_to_slab(record, size);
     } else {
@@ -115,13 +116,15 @@ pub(crate) use records::{bytes, may_shrink, retired_batches, shrink};
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn allocate<R: Record>(_: RecordSize) -> (NonNull<R>, *mut R) {
     // SAFETY: the size of a record is above zero.
-    let memory = unsafe { std::alloc::alloc(std::alloc::Layout::new::<R>()) };
+    let memory = unsafe { std::alloc::alloc(R::LAYOUT) };
     memory.expose_provenance();
     (NonNull::new(memory.cast()).expect("there should be memory"), null_mut())
 }
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub(crate) use retire as retire_inline;
+pub(crate) fn reuse<R: Record>(record: NonNull<R>, _: RecordSize) {
+    retire(record);
+}
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn retire<R: Record>(record: NonNull<R>) {
@@ -131,7 +134,7 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
         // SAFETY: (1) includes the condition of `free_owned`.
         unsafe { R::free_owned(record.cast()) };
         // SAFETY: `allocate` allocated it with this layout.
-        unsafe { std::alloc::dealloc(record.as_ptr(), std::alloc::Layout::new::<R>()) };
+        unsafe { std::alloc::dealloc(record.as_ptr(), R::LAYOUT) };
     }
     let reclaim = move || {
         let (free, memory) = (free::<R> as unsafe fn(_), record.cast());
@@ -152,9 +155,3 @@ pub(crate) fn bytes() -> usize {
 
 /// The first word of a record, which is reserved for the pool.
 pub(crate) type PoolWord = std::sync::atomic::AtomicPtr<()>;
-
-/// Returns whether a value of this type fits into a record.
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) const fn fits<R: Record>() -> bool {
-    size_of::<R>() <= RecordSize::Normal.bytes() && align_of::<R>() <= records::ALIGN
-}

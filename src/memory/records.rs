@@ -9,9 +9,9 @@
 //! 4. *Spare*: in its slab (`slabs.rs`), from which records are taken if no batch is left, and to which those beyond a
 //!    number of batches are given back.
 //!
-//! A batch is a full list of records. The list itself is stored in a record that was free when the list was begun, so
-//! batches need no memory of their own, and no retired record is written to. (Bonwick and Adams call such lists
-//! *magazines*: "Magazines and Vmem", USENIX 2001.)
+//! A batch is a full list of records. The list itself is stored in a record of [normal size](LISTS) that was free when
+//! the list was begun, so batches need no other memory, and no retired record is written to. (Bonwick and Adams call such
+//! lists *magazines*: "Magazines and Vmem", USENIX 2001.)
 //!
 //! # Who may touch what
 //!
@@ -55,27 +55,47 @@ use crate::sync::{
 
 /// The size of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
 pub(crate) enum RecordSize {
-    /// Room for the head, four accesses and the task. These are five cache lines, of which an operation with a small
-    /// function uses two if it has one access, and four if it has four accesses.
+    /// Two cache lines: room for one access and a bare task with a small function.
+    Small,
+    /// Three cache lines: room for up to three accesses and a bare task with a small function.
+    Medium,
+    /// Room for four accesses and any task.
     Normal,
     /// Room for [`MORE_ACCESSES`] more.
-    #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
     Wide,
 }
 
 impl RecordSize {
-    pub(super) const ALL: [Self; 2] = [Self::Normal, Self::Wide];
+    pub(super) const ALL: [Self; 4] = [Self::Small, Self::Medium, Self::Normal, Self::Wide];
+
+    /// Returns the size with this discriminant.
+    #[inline]
+    pub(crate) const fn from_number(number: u8) -> Self {
+        match number {
+            0 => Self::Small,
+            1 => Self::Medium,
+            2 => Self::Normal,
+            _ => Self::Wide,
+        }
+    }
 
     /// Returns the size in bytes.
-    pub(super) const fn bytes(self) -> usize {
+    pub(crate) const fn bytes(self) -> usize {
         match self {
             _ if MODEL => size_of::<RecordList>(),
+            Self::Small => 128,
+            Self::Medium => 192,
             Self::Normal => NORMAL,
             Self::Wide => NORMAL + MORE_ACCESSES * ACCESS_BYTES,
         }
     }
 }
+
+/// The size of the records that store lists, of records of any size.
+pub(super) const LISTS: RecordSize = RecordSize::Normal;
 
 /// The size of a record of normal size, in bytes.
 const NORMAL: usize = 320;
@@ -101,10 +121,10 @@ const _: () = assert!(
 );
 
 /// The maximum number of batches kept for reuse; the records of further ones are given back to their slabs. Not tuned:
-/// 64 Ki records, or 20 MiB; of wide ones, a quarter.
+/// 64 Ki records, or 20 MiB of those of normal size; of wide ones, a quarter.
 const fn most_kept(size: RecordSize) -> usize {
     let records = match size {
-        RecordSize::Normal => 1 << 16,
+        RecordSize::Small | RecordSize::Medium | RecordSize::Normal => 1 << 16,
         RecordSize::Wide => 1 << 14,
     };
     records / (CAPACITY + 1)
@@ -113,9 +133,6 @@ const fn most_kept(size: RecordSize) -> usize {
 /// How many records ahead a thread prefetches those that it will use: enough for lines that come from another core.
 /// Measured with pushes while the cores were far from each other.
 const AHEAD: usize = 4;
-
-/// Offsets of the cache lines of a record that a push with a small function may write.
-const LINES: [usize; 4] = [0, 64, 128, 192];
 
 /// A record, as the pool sees it.
 pub(super) type Record = NonNull<RecordList>;
@@ -135,7 +152,7 @@ pub struct RecordList {
     stamp: Stamp,
 }
 
-const _: () = assert!(size_of::<RecordList>() <= RecordSize::Normal.bytes() && align_of::<RecordList>() <= ALIGN);
+const _: () = assert!(size_of::<RecordList>() <= LISTS.bytes() && align_of::<RecordList>() <= ALIGN);
 
 impl RecordList {
     /// Returns slot `at` of `list`.
@@ -190,11 +207,13 @@ impl Node for RecordList {
     }
 }
 
-/// A thread's cache of records. This type has no drop glue, so an access to the thread-local needs no check.
+/// A thread's cache of records. This type has no drop glue, so an access to the thread-local needs no check. Its size
+/// is a power of two, which makes an index cheap.
+#[repr(align(64))]
 struct Cache {
     /// The list from which records are taken, or null.
     free: Cell<*mut RecordList>,
-    /// The number of records left on `free`, not counting the one that stores the list. Zero if there is no list.
+    /// The number of records left on `free`, not counting the one that holds the list. Zero if there is no list.
     free_len: Cell<usize>,
     /// The list of the thread's retired records, or null.
     retired: Cell<*mut RecordList>,
@@ -215,9 +234,10 @@ impl Cache {
         }
     }
 
+    /// Takes a record of this size, which is that of the cache.
     #[inline]
-    fn take(&self) -> Option<Taken> {
-        let Some(len) = self.free_len.get().checked_sub(1) else { return self.take_list() };
+    fn take(&self, size: RecordSize) -> Option<Taken> {
+        let Some(len) = self.free_len.get().checked_sub(1) else { return self.take_list(size) };
         // SAFETY: the list is not null, since `free_len` is above zero.
         let list = unsafe { NonNull::new_unchecked(self.free.get()) };
         self.free_len.set(len);
@@ -225,18 +245,27 @@ impl Cache {
         if len >= AHEAD {
             // SAFETY: the thread owns the list, whose first `free_len` slots are set.
             let ahead = unsafe { RecordList::get(list, len - AHEAD) };
-            prefetch(ahead);
+            prefetch(ahead, size);
             later = ahead.as_ptr();
         }
         // SAFETY: the thread owns the list, whose first `free_len` slots are set.
         Some(Taken { record: unsafe { RecordList::get(list, len) }, later })
     }
 
-    /// Takes the list itself, the last record, if there is one.
+    /// Takes the record that stores the empty list, if there is one. If it is not of the size that was asked for, it is
+    /// put back: it may not be used before the epoch has passed, since a slow pop may read the list's first word.
     #[cold]
-    fn take_list(&self) -> Option<Taken> {
+    fn take_list(&self, size: RecordSize) -> Option<Taken> {
         let list = NonNull::new(self.free.get())?;
         self.free.set(null_mut());
+        if size != LISTS {
+            if removed(step::LISTS_ARE_RETIRED) {
+                give_back(list, LISTS);
+            } else {
+                put_back(list, LISTS);
+            }
+            return None;
+        }
         Some(Taken { record: list, later: null_mut() })
     }
 
@@ -308,7 +337,7 @@ enum Flush {
 }
 
 thread_static! {
-    static CACHES: [Cache; 2] = [Cache::new(), Cache::new()]
+    static CACHES: [Cache; 4] = [const { Cache::new() }; 4]
 }
 
 /// Calls `f` with the thread's cache of records of this size.
@@ -363,21 +392,21 @@ struct Depot {
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-static DEPOTS: [Depot; 2] = [const {
+static DEPOTS: [Depot; 4] = [const {
     Depot {
         batches: BatchStack { head: AtomicPtr::new(null_mut()) },
         kept: AtomicUsize::new(0),
         retired: AtomicUsize::new(0),
         slabs_left: AtomicUsize::new(1),
     }
-}; 2];
+}; 4];
 #[cfg(raddle_loom)]
 loom::lazy_static! {
-    static ref DEPOTS: [Depot; 2] = Default::default();
+    static ref DEPOTS: [Depot; 4] = Default::default();
 }
 #[cfg(raddle_shuttle)]
 shuttle::lazy_static! {
-    static ref DEPOTS: [Depot; 2] = Default::default();
+    static ref DEPOTS: [Depot; 4] = Default::default();
 }
 
 impl Depot {
@@ -394,18 +423,24 @@ fn depot(size: RecordSize) -> &'static Depot {
     &DEPOTS[size as usize]
 }
 
-/// Prefetches a record that will be written soon.
-#[inline]
-fn prefetch(record: Record) {
-    for line in LINES {
-        hint::prefetch_write(record.as_ptr().wrapping_byte_add(line));
+/// Prefetches the cache lines of a record of this size that a push with a small function may write.
+#[inline(always)]
+fn prefetch(record: Record, size: RecordSize) {
+    let line = |number: usize| hint::prefetch_write(record.as_ptr().wrapping_byte_add(64 * number));
+    line(0);
+    line(1);
+    if size != RecordSize::Small {
+        line(2);
+    }
+    if size as u8 > RecordSize::Medium as u8 {
+        line(3);
     }
 }
 
 /// The slabs that this process has allocated. A forked child begins without slabs: its parent's threads may have been
 /// changing the list of slabs.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-static SLABS: [PerProcess<Slabs>; 2] = [const { PerProcess::new() }; 2];
+static SLABS: [PerProcess<Slabs>; 4] = [const { PerProcess::new() }; 4];
 
 /// Returns this process's slabs of records of this size.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -441,7 +476,7 @@ pub(super) fn give_back(record: Record, size: RecordSize) {
 /// Takes a free record from the thread's cache, from the stack of batches, or from a slab.
 #[inline(always)]
 pub(super) fn take(size: RecordSize) -> Taken {
-    with_cache(size, Cache::take).unwrap_or_else(|| refill(size))
+    with_cache(size, |cache| cache.take(size)).unwrap_or_else(|| refill(size))
 }
 
 #[cold]
@@ -452,7 +487,7 @@ fn refill(size: RecordSize) -> Taken {
         return take_from_slab(size);
     };
     // The first line is already in the processor's cache, since the pop read the word in it.
-    for line in 1..RecordSize::Normal.bytes().div_ceil(64) {
+    for line in 1..LISTS.bytes().div_ceil(64) {
         hint::prefetch_write(list.as_ptr().wrapping_byte_add(64 * line));
     }
     // SAFETY: a list on the stack is full, and this thread owns it now.
@@ -460,7 +495,7 @@ fn refill(size: RecordSize) -> Taken {
     let left = CAPACITY - 1;
     for at in (0..left).rev().take(AHEAD) {
         // SAFETY: a list on the stack is full, and this thread owns it now.
-        prefetch(unsafe { RecordList::get(list, at) });
+        prefetch(unsafe { RecordList::get(list, at) }, size);
     }
     if may_keep() {
         with_cache(size, |cache| cache.open(list, left));
@@ -474,15 +509,20 @@ fn refill(size: RecordSize) -> Taken {
 fn take_from_slab(size: RecordSize) -> Taken {
     let taken = take_records(size);
     let (&record, rest) = taken.split_first().expect("a slab has records");
-    match rest {
-        [list, rest @ ..] if may_keep() => {
-            for (at, &record) in rest.iter().rev().enumerate() {
-                // SAFETY: the thread owns the list, and `at` is below `CAPACITY`.
-                unsafe { RecordList::set(*list, at, record) };
-            }
-            with_cache(size, |cache| cache.open(*list, rest.len()));
+    let (list, rest) = match rest {
+        _ if !may_keep() => (None, rest),
+        [list, rest @ ..] if size == LISTS => (Some(*list), rest),
+        [] => (None, rest),
+        _ => (Some(take(LISTS).record), rest),
+    };
+    if let Some(list) = list {
+        for (at, &record) in rest.iter().rev().enumerate() {
+            // SAFETY: the thread owns the list, and `at` is below `CAPACITY`.
+            unsafe { RecordList::set(list, at, record) };
         }
-        rest => rest.iter().for_each(|&record| give_back(record, size)),
+        with_cache(size, |cache| cache.open(list, rest.len()));
+    } else {
+        rest.iter().for_each(|&record| give_back(record, size));
     }
     Taken { record, later: null_mut() }
 }
@@ -503,7 +543,7 @@ fn put_on_next(record: Record, size: RecordSize) {
     }
     // Taken before the list is begun: see `refill`.
     let (list, record) =
-        if removed(step::LISTS_ARE_FREE) { (record, take(size).record) } else { (take(size).record, record) };
+        if removed(step::LISTS_ARE_FREE) { (record, take(LISTS).record) } else { (take(LISTS).record, record) };
     let full = with_cache(size, |cache| {
         let full = cache.begin(list);
         let put = cache.put_back(record);
@@ -634,7 +674,7 @@ fn give_back_all(list: Record, len: usize, size: RecordSize) {
         // SAFETY: the caller owns the list, whose first `len` slots are set.
         give_back(unsafe { RecordList::get(list, at) }, size);
     }
-    give_back(list, size);
+    give_back(list, LISTS);
 }
 
 /// Forgets, in a forked child, the parent's free records, which are not in the child's [`slabs`]. The parent's
@@ -713,7 +753,7 @@ mod model {
 
     /// A record in use.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct PooledRecord(pub(in crate::memory) Record);
+    pub struct PooledRecord(pub(in crate::memory) Record, pub(in crate::memory) RecordSize);
 
     // SAFETY: loom and shuttle run every thread of a model on one OS thread.
     unsafe impl Send for PooledRecord {}
@@ -721,7 +761,12 @@ mod model {
     impl PooledRecord {
         /// Takes a record, as a push does.
         pub fn take() -> Self {
-            Self(take(RecordSize::Normal).record)
+            Self(take(LISTS).record, LISTS)
+        }
+
+        /// Takes a record whose size is not that of the records that store lists.
+        pub fn take_small() -> Self {
+            Self(take(RecordSize::Small).record, RecordSize::Small)
         }
 
         /// Writes to the whole record, as its user does.
@@ -746,13 +791,13 @@ mod model {
 
         /// Puts the record back, as the end of an operation does.
         pub fn put_back(self) {
-            put_back(self.0, RecordSize::Normal);
+            put_back(self.0, self.1);
         }
 
         /// Calls `find`, which may return a pointer to a record, and reads that record. The thread is pinned meanwhile.
         pub fn read_pinned(find: impl FnOnce() -> *mut ()) -> Option<usize> {
             let _guard = epoch::pin();
-            NonNull::new(find().cast()).map(|record| Self(record).read())
+            NonNull::new(find().cast()).map(|record| Self(record, LISTS).read())
         }
 
         /// Returns a pointer for [`read_pinned`](Self::read_pinned).
@@ -765,7 +810,7 @@ mod model {
         /// # Panics
         /// If the pointer is null.
         pub fn from_ptr(pointer: *mut ()) -> Self {
-            Self(NonNull::new(pointer.cast()).expect("the address of a record is not null"))
+            Self(NonNull::new(pointer.cast()).expect("the address of a record is not null"), LISTS)
         }
 
         /// Returns whether the record has been freed.

@@ -466,12 +466,12 @@ impl Default for Slabs {
 impl Slabs {
     /// Takes up to `max` records, as a thread without records does.
     pub fn take_records(&self, max: usize) -> Vec<records::PooledRecord> {
-        self.take(max).into_iter().map(records::PooledRecord).collect()
+        self.take(max).into_iter().map(|record| records::PooledRecord(record, records::LISTS)).collect()
     }
 
     /// Takes up to `max` spare records of one of the next slabs.
     pub fn take_spare_records(&self, max: usize) -> Vec<records::PooledRecord> {
-        self.take_spare(max).into_iter().map(records::PooledRecord).collect()
+        self.take_spare(max).into_iter().map(|record| records::PooledRecord(record, records::LISTS)).collect()
     }
 
     /// Returns the numbers of spare records and of all records. They are exact while no other thread uses the slabs.

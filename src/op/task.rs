@@ -15,7 +15,7 @@
 //!
 //! # Who may touch what
 //!
-//! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation may
+//! * The job: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation may
 //!   end on another thread while [`Job::start`] runs. Ending it touches the job only if the job
 //!   [may end early](Job::ENDS_EARLY). The table is constant.
 //! * What `limits` points to: see [`Limits`]. The pointer is constant once the task is filled, and the limits outlive
@@ -58,7 +58,7 @@ use crate::{
     sync::{Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell},
     system::panics,
     trace::OpId,
-    tracker::Op,
+    tracker::{Op, Room, TASK_ROOM},
     values::Name,
 };
 
@@ -106,11 +106,25 @@ pub(crate) mod flag {
 const NO_LANE_LEFT: u8 = u8::MAX;
 const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 
-/// [`Task::fill_job`] for the jobs of some type.
-pub(crate) type FillJob = unsafe fn(*mut Task, *mut ());
+/// How a job of some type is moved into the task of a bare operation.
+pub(crate) struct FillJob {
+    /// [`Task::fill_job`].
+    pub(crate) fill: unsafe fn(*mut Task, *mut ()),
+    /// [`Task::bytes_for`] such a job.
+    pub(crate) bytes: usize,
+}
+
+impl FillJob {
+    pub(crate) const fn of<W: Job>() -> Self {
+        Self { fill: Task::fill_job::<W>, bytes: Task::bytes_for::<W>() }
+    }
+}
 
 /// The engine's part of an operation's record. If the operation has only one access, the task starts a cache line that
 /// also has room for a small function. Fields needed by only some operations are not initialised in the others.
+///
+/// Behind the task lies the job and, behind room for the largest job that a record holds, the [`TaskExtras`] of those
+/// operations that need them. The record of any other operation may be too small for them: see [`Room`].
 #[repr(C)]
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
@@ -122,7 +136,14 @@ pub(crate) struct Task {
     location: &'static Location<'static>,
     /// Initialised if [`flag::NAMED`] is set.
     name: MaybeUninit<Name>,
-    body: UnsafeCell<MaybeUninit<StoredJob>>,
+    vtable: MaybeUninit<&'static VTable>,
+    /// Shows models who uses the job.
+    job: UnsafeCell<()>,
+}
+
+/// What only some operations need.
+#[repr(C)]
+struct TaskExtras {
     /// From a box. Initialised if [`flag::LIMITED`] is set.
     limits: MaybeUninit<NonNull<Limits>>,
     /// Initialised if [`flag::ASYNC`] is set.
@@ -131,21 +152,41 @@ pub(crate) struct Task {
     op_id: MaybeUninit<OpId>,
 }
 
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const _: () = assert!(
-    size_of::<Task>() == 160 && crate::memory::pool::fits::<Op<Task>>(),
-    "an operation with its task must fit into a record of the pool"
-);
+const _: () = assert!(EXTRAS + size_of::<TaskExtras>() <= TASK_ROOM, "any task must fit into a record of normal size");
 
-/// Writes fields of a task, each through a pointer to the field.
+/// Where the [`TaskExtras`] begin, in bytes from the task's start.
+const EXTRAS: usize = (size_of::<Task>() + size_of::<[u64; WORDS]>()).next_multiple_of(align_of::<TaskExtras>());
+
+/// Writes fields of a task or its extras, each through a pointer to the field.
 macro_rules! set {
-    ($task:ident, $($field:ident: $value:expr),* $(,)?) => {
+    ($task:expr, $($field:ident: $value:expr),* $(,)?) => {
         // SAFETY: (1) of the enclosing function: the task may be written.
         $(unsafe { (&raw mut (*$task).$field).write($value) };)*
     };
 }
 
 impl Task {
+    /// The room behind any task.
+    pub(crate) const ANY_ROOM: Room = Room { bytes: EXTRAS + size_of::<TaskExtras>() - size_of::<Self>(), any: false };
+
+    /// Returns the number of bytes behind the task of a bare operation with the job `W` whose events are not recorded.
+    pub(crate) const fn bytes_for<W: Job>() -> usize {
+        if fits::<W>() { size_of::<W>() } else { size_of::<Box<W>>() }
+    }
+
+    /// Returns the address this many bytes behind the task's start. A reference to a task may be used only for the task
+    /// itself.
+    #[inline(always)]
+    fn behind<P>(task: *const Self, offset: usize) -> *mut P {
+        // The pool has exposed the addresses of all records.
+        ptr::with_exposed_provenance_mut(task.addr() + offset)
+    }
+
+    /// Returns the extras of a task, if there are any. Only the address is computed.
+    fn extras(task: *const Self) -> *mut TaskExtras {
+        Self::behind(task, EXTRAS)
+    }
+
     /// Initialises, in place, the fields of a task that neither [`fill`](Self::fill) nor
     /// [`set_recorded`](Self::set_recorded) initialises.
     ///
@@ -161,7 +202,7 @@ impl Task {
             waited: AtomicU8::new(0),
         }
         if flags & flag::ASYNC != 0 {
-            set! { task, progress: MaybeUninit::new(AsyncState::default()) }
+            set! { Self::extras(task), progress: MaybeUninit::new(AsyncState::default()) }
         }
     }
 
@@ -183,14 +224,17 @@ impl Task {
     ///
     /// # Safety
     /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
+    /// 2. The record has [the room behind any task](Self::ANY_ROOM).
     pub(crate) unsafe fn fill_erased(task: *mut Self, mut job: ErasedJob) {
         Self::tell_place(task, job.beside());
-        let (body, limits, flags) = job.into_parts();
+        let (StoredJob { vtable, storage }, limits, flags) = job.into_parts();
         // SAFETY: (1): the flags were set by `begin`. Only the job says whether there are limits.
         unsafe { (*task).flags &= !flag::LIMITED };
-        set! { task, body: UnsafeCell::new(MaybeUninit::new(body)) }
+        set! { task, vtable: MaybeUninit::new(vtable), job: UnsafeCell::new(()) }
+        // SAFETY: (1), (2): there is room for the largest job behind the task.
+        unsafe { Self::behind::<Storage>(task, size_of::<Self>()).write(storage) };
         if let Some(limits) = limits {
-            set! { task, limits: MaybeUninit::new(NonNull::from(Box::leak(limits))) }
+            set! { Self::extras(task), limits: MaybeUninit::new(NonNull::from(Box::leak(limits))) }
         }
         // SAFETY: (1).
         unsafe { Self::add_flags(task, flags) };
@@ -201,10 +245,11 @@ impl Task {
     /// # Safety
     /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
     /// 2. `job` points to a `W`, which is not used afterwards.
+    /// 3. The record has [room for the job](Self::bytes_for) behind the task.
     pub(crate) unsafe fn fill_job<W: Job>(task: *mut Self, job: *mut ()) {
         // SAFETY: (2).
         let work = unsafe { job.cast::<W>().read() };
-        // SAFETY: (1).
+        // SAFETY: (1), (3).
         unsafe { Self::fill(task, work) };
     }
 
@@ -212,14 +257,15 @@ impl Task {
     ///
     /// # Safety
     /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
+    /// 2. The record has [room for the job](Self::bytes_for) behind the task.
     #[inline(always)]
     pub(crate) unsafe fn fill<W: Job>(task: *mut Self, work: W) {
         if W::REPORTS {
             Self::tell_place(task, work.beside().map(NonNull::from));
         }
-        set! { task, body: UnsafeCell::new(MaybeUninit::uninit()) }
-        // SAFETY: (1): the body was written above, and no other thread uses it.
-        unsafe { &(*task).body }.with_mut(|body| unsafe { StoredJob::init(body.cast(), work) });
+        set! { task, vtable: MaybeUninit::new(const { &VTable::of::<W>() }), job: UnsafeCell::new(()) }
+        // SAFETY: (1), (2): the job's place is behind the task.
+        unsafe { store(Self::behind(task, size_of::<Self>()), work) };
         // SAFETY: (1).
         unsafe { Self::add_flags(task, const { flags_of::<W>() }) };
     }
@@ -279,8 +325,9 @@ impl Task {
     ///
     /// # Safety
     /// 1. `task` is filled, and no other thread knows it yet.
+    /// 2. The record has [the room behind any task](Self::ANY_ROOM).
     pub(crate) unsafe fn set_recorded(task: *mut Self, id: OpId) {
-        set! { task, op_id: MaybeUninit::new(id) }
+        set! { Self::extras(task), op_id: MaybeUninit::new(id) }
         // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
         unsafe { (*task).flags |= flag::RECORDED };
     }
@@ -289,7 +336,7 @@ impl Task {
     #[inline]
     pub(crate) fn op_id(&self) -> Option<OpId> {
         // SAFETY: with this flag, `set_recorded` has initialised the number.
-        self.has(flag::RECORDED).then(|| unsafe { self.op_id.assume_init() })
+        self.has(flag::RECORDED).then(|| unsafe { (*Self::extras(self)).op_id.assume_init() })
     }
 
     /// Returns the operation's limits, if it has any. A pinned thread that has found the operation may use the constant
@@ -298,13 +345,13 @@ impl Task {
     pub(crate) fn limits(&self) -> Option<&Limits> {
         // SAFETY: with this flag, `fill_erased` has initialised the pointer. The limits are freed after the task, once
         // the epoch has passed.
-        self.has(flag::LIMITED).then(|| unsafe { self.limits.assume_init().as_ref() })
+        self.has(flag::LIMITED).then(|| unsafe { (*Self::extras(self)).limits.assume_init().as_ref() })
     }
 
     /// Returns the state of an asynchronous operation.
     pub(crate) fn async_state(&self) -> Option<&AsyncState<OpError>> {
         // SAFETY: with this flag, `begin` has initialised the state.
-        self.has(flag::ASYNC).then(|| unsafe { self.progress.assume_init_ref() })
+        self.has(flag::ASYNC).then(|| unsafe { &*(&raw const (*Self::extras(self)).progress).cast() })
     }
 
     /// Whether the operation is complete although its function may still run: it is asynchronous, it cannot have
@@ -329,8 +376,8 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        // SAFETY: the body was initialised when the task was filled, and this is its only drop.
-        self.body.with_mut(|body| unsafe { Body::new(body.cast()) }.drop_job());
+        // SAFETY: the task was filled, and this is its only drop.
+        unsafe { self.with_body(Body::drop_job) };
         if self.has(flag::OWNS_NAME | flag::ASYNC | flag::LIMITED) {
             self.drop_rest();
         }
@@ -338,6 +385,17 @@ impl Drop for Task {
 }
 
 impl Task {
+    /// Calls `f` with the body.
+    ///
+    /// # Safety
+    /// 1. The task was filled, and what `f` does with the job is permitted by the head of this module.
+    #[inline(always)]
+    unsafe fn with_body<R>(&self, f: impl FnOnce(&Body) -> R) -> R {
+        // SAFETY: by (1) the field was initialised.
+        let vtable = unsafe { self.vtable.assume_init() };
+        self.job.with_mut(|_| f(&Body { vtable, storage: Self::behind(self, size_of::<Self>()) }))
+    }
+
     /// Drops the name, the limits and the state of an asynchronous operation, if there are any.
     #[inline(never)]
     fn drop_rest(&mut self) {
@@ -350,13 +408,13 @@ impl Task {
         }
         if self.has(flag::LIMITED) {
             // SAFETY: with this flag, `fill_erased` has initialised the pointer, and this is its only drop.
-            let limits = unsafe { self.limits.assume_init() };
+            let limits = unsafe { (*Self::extras(self)).limits.assume_init() };
             // SAFETY: the pointer is from a box. The operation has left its groups, so the limits are plain memory.
             unsafe { epoch::pin().retire(move || drop(Box::from_raw(limits.as_ptr()))) };
         }
         if self.has(flag::ASYNC) {
             // SAFETY: with this flag, `begin` has initialised the state, and this is its only drop.
-            unsafe { self.progress.assume_init_drop() };
+            unsafe { (*Self::extras(self)).progress.assume_init_drop() };
         }
     }
 }
@@ -429,7 +487,7 @@ impl Op<Task> {
         // The cell is not borrowed during the call: the function looks at the handle, and another thread may end the
         // operation meanwhile.
         // SAFETY: (1) makes this thread the only user of the body, except of jobs that end early.
-        let body = unsafe { self.with_body(|body| Body(body.0)) };
+        let body = unsafe { self.with_body(|body| Body { ..*body }) };
         body.start(call)
     }
 
@@ -494,8 +552,8 @@ impl Op<Task> {
     /// 1. What `f` does with the job is permitted by the head of this module.
     #[inline(always)]
     unsafe fn with_body<R>(&self, f: impl FnOnce(&Body) -> R) -> R {
-        // SAFETY: (1), and the body was initialised when the task was filled.
-        self.task().body.with_mut(|body| f(&unsafe { Body::new(body.cast()) }))
+        // SAFETY: (1).
+        unsafe { self.task().with_body(f) }
     }
 }
 
@@ -566,11 +624,13 @@ const fn fits<W>() -> bool {
     size_of::<W>() <= size_of::<[u64; WORDS]>() && align_of::<W>() <= align_of::<u64>()
 }
 
-/// A [`Job`] of any type, stored in the record if it fits, and otherwise in a box.
-#[repr(C)]
+/// The place of a job: large enough for the job if a record may hold it, and otherwise for a box.
+type Storage = [MaybeUninit<u64>; WORDS];
+
+/// A [`Job`] of any type that is not in a record.
 pub(crate) struct StoredJob {
     vtable: &'static VTable,
-    storage: [MaybeUninit<u64>; WORDS],
+    storage: Storage,
 }
 
 /// The methods of a type of jobs. There are many such types, at least one for each function that a program pushes, so
@@ -602,39 +662,31 @@ pub(crate) const fn flags_of<W: Job>() -> u16 {
 // SAFETY: the stored job is `Send`.
 unsafe impl Send for StoredJob {}
 
-impl StoredJob {
-    /// Initialises a body in place.
-    ///
-    /// # Safety
-    /// 1. `body` may be written.
-    #[inline(always)]
-    pub(crate) unsafe fn init<W: Job>(body: *mut Self, work: W) {
-        // SAFETY: (1): the pointer is to a field of the body.
-        let vtable = unsafe { &raw mut (*body).vtable };
-        // SAFETY: (1): the pointer is to a field of the body.
-        let storage = unsafe { &raw mut (*body).storage };
-        // SAFETY: (1): the field may be written.
-        unsafe { vtable.write(const { &VTable::of::<W>() }) };
-        if const { fits::<W>() } {
-            // SAFETY: (1): `storage` is large enough for a `W` and aligned for it.
-            unsafe { storage.cast::<W>().write(work) };
-        } else {
-            // SAFETY: (1): a box is one word.
-            unsafe { storage.cast::<Box<W>>().write(Box::new(work)) };
-        }
+/// Stores a job.
+///
+/// # Safety
+/// 1. `storage` may be written, and there is room for a `W` or, if that does not [fit](fits), a box.
+#[inline(always)]
+unsafe fn store<W: Job>(storage: *mut (), work: W) {
+    if const { fits::<W>() } {
+        // SAFETY: (1).
+        unsafe { storage.cast::<W>().write(work) };
+    } else {
+        // SAFETY: (1).
+        unsafe { storage.cast::<Box<W>>().write(Box::new(work)) };
     }
 }
 
 /// Returns the address of the job in `storage`.
 ///
 /// # Safety
-/// 1. `init` has stored a `W` there.
+/// 1. [`store`] has stored a `W` there.
 #[inline(always)]
 unsafe fn job_at<W>(storage: *mut ()) -> *mut W {
     if const { fits::<W>() } {
         storage.cast()
     } else {
-        // SAFETY: (1): `init` has stored a box, and a box is a pointer.
+        // SAFETY: (1): `store` has stored a box, and a box is a pointer.
         unsafe { *storage.cast::<*mut W>() }
     }
 }
@@ -649,7 +701,7 @@ impl VTable {
                 (true, false) => None,
                 // SAFETY: the table is that of the stored job.
                 (true, true) => Some(|storage| unsafe { storage.cast::<W>().drop_in_place() }),
-                // SAFETY: the table is that of the stored job, which `init` has boxed.
+                // SAFETY: the table is that of the stored job, which `store` has boxed.
                 (false, _) => Some(|storage| unsafe { storage.cast::<Box<W>>().drop_in_place() }),
             },
             reporting: if W::REPORTS { Some(Reporting::of::<W>()) } else { None },
@@ -677,7 +729,7 @@ impl Reporting {
 /// engine's frames that lead to it.
 ///
 /// # Safety
-/// 1. `init` has stored a `W` at `storage`, and the conditions of [`Job::start`] hold.
+/// 1. [`store`] has stored a `W` at `storage`, and the conditions of [`Job::start`] hold.
 unsafe fn __rust_begin_short_backtrace<W: Job>(storage: *mut (), call: &Call<'_>) -> Result<(), Cause> {
     // SAFETY: (1).
     let result = unsafe { W::start(job_at::<W>(storage), call) };
@@ -697,20 +749,26 @@ pub(crate) struct ErasedJob {
 /// A job that is not in a record yet.
 struct Loose(StoredJob);
 
+impl Loose {
+    /// Returns the job, which is borrowed exclusively.
+    fn body(&mut self) -> Body {
+        Body { vtable: self.0.vtable, storage: self.0.storage.as_mut_ptr().cast() }
+    }
+}
+
 impl Drop for Loose {
     fn drop(&mut self) {
-        // SAFETY: (1): the job is borrowed exclusively.
-        unsafe { Body::new(&raw mut self.0) }.drop_job();
+        self.body().drop_job();
     }
 }
 
 impl ErasedJob {
     pub(crate) fn new<W: Job>(work: W) -> Self {
-        let mut job = MaybeUninit::uninit();
-        // SAFETY: (1): the memory is on this stack.
-        unsafe { StoredJob::init(job.as_mut_ptr(), work) };
-        // SAFETY: `init` has initialised the table, and the storage is `MaybeUninit`.
-        Self { limits: None, body: Loose(unsafe { job.assume_init() }), reports: W::REPORTS }
+        let mut storage = [MaybeUninit::uninit(); WORDS];
+        // SAFETY: (1): this is the largest place for a job.
+        unsafe { store(storage.as_mut_ptr().cast(), work) };
+        let job = StoredJob { vtable: const { &VTable::of::<W>() }, storage };
+        Self { limits: None, body: Loose(job), reports: W::REPORTS }
     }
 
     /// Limits the operation.
@@ -720,8 +778,7 @@ impl ErasedJob {
 
     /// Returns the state beside the result, if the operation has a handle.
     pub(crate) fn beside(&mut self) -> Option<NonNull<Beside>> {
-        // SAFETY: (1): the job is borrowed exclusively.
-        unsafe { Body::new(&raw mut self.body.0) }.beside()
+        self.body.body().beside()
     }
 
     /// Returns the job, the limits, and the flags of an operation with both.
@@ -735,76 +792,60 @@ impl ErasedJob {
     }
 }
 
-/// A job in place, for its user. The job is not borrowed as a whole, since another thread may end the operation while
-/// this one starts it.
-pub(super) struct Body(*mut StoredJob);
+/// A job in place, for its user. What the user does with the job is permitted by the head of this module.
+struct Body {
+    vtable: &'static VTable,
+    /// Where [`store`] has stored a job of the type that `vtable` was made for.
+    storage: *mut (),
+}
 
 impl Body {
-    /// # Safety
-    /// 1. `body` is initialised, and what the caller does with the job is permitted by the head of this module.
-    #[inline(always)]
-    pub(crate) unsafe fn new(body: *mut StoredJob) -> Self {
-        Self(body)
-    }
-
-    #[inline(always)]
-    fn vtable(&self) -> &'static VTable {
-        // SAFETY: (1) of `new`: the field is initialised, and constant.
-        unsafe { (*self.0).vtable }
-    }
-
-    #[inline(always)]
-    fn storage(&self) -> *mut () {
-        // SAFETY: (1) of `new`: only the address of the field is computed.
-        unsafe { &raw mut (*self.0).storage }.cast()
-    }
-
     pub(crate) fn claim(&self) -> Claimed {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        self.vtable().reporting.as_ref().map_or(Claimed::Run, |table| unsafe { (table.claim)(self.storage()) })
+        self.vtable.reporting.as_ref().map_or(Claimed::Run, |table| unsafe { (table.claim)(self.storage) })
     }
 
     pub(crate) fn beside(&self) -> Option<NonNull<Beside>> {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable().reporting.as_ref()?.beside)(self.storage()) }
+        unsafe { (self.vtable.reporting.as_ref()?.beside)(self.storage) }
     }
 
     #[inline(always)]
     pub(crate) fn start(&self, call: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable().start)(self.storage(), call) }
+        unsafe { (self.vtable.start)(self.storage, call) }
     }
 
     pub(crate) fn started(&self) -> Remainder {
         // Another thread may be ending the operation, and then uses a job that ends early.
-        let Some(table) = self.vtable().reporting.as_ref().filter(|table| !table.ends_early) else {
+        let Some(table) = self.vtable.reporting.as_ref().filter(|table| !table.ends_early) else {
             return Remainder::default();
         };
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (table.started)(self.storage()) }
+        unsafe { (table.started)(self.storage) }
     }
 
     pub(crate) fn discard(&self) {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable().discard)(self.storage()) }
+        unsafe { (self.vtable.discard)(self.storage) }
     }
 
     /// Sets the result. `may_run` says whether the function may still be running.
     fn report(&self, result: Result<(), &OpError>, may_run: bool) -> Remainder {
-        match &self.vtable().reporting {
+        match &self.vtable.reporting {
             Some(table) if !may_run || table.ends_early => {
                 // SAFETY: the storage holds the type that `vtable` was made for.
-                unsafe { (table.report)(self.storage(), result) }
+                unsafe { (table.report)(self.storage, result) }
             }
             _ => Remainder::default(),
         }
     }
 
     #[inline(always)]
-    pub(super) fn drop_job(&self) {
-        if let Some(drop) = self.vtable().drop {
+    fn drop_job(&self) {
+        if let Some(drop) = self.vtable.drop {
             // SAFETY: the storage holds the type that `vtable` was made for, and the body is dropped once.
-            unsafe { drop(self.storage()) }
+            unsafe { drop(self.storage) }
         }
     }
 }

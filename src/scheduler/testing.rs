@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::tracker::{Op, OpRef, ReadyList, end};
+use crate::tracker::{Op, OpRef, ReadyList, Room, end};
 
 /// The address of an operation. The test owns the operation whenever the scheduler does not.
 #[derive(Clone, Copy)]
@@ -35,7 +35,7 @@ impl Ready {
             // SAFETY: `new_with` passes a pointer to room for a task.
             let init = move |place: *mut usize| unsafe { place.write(number) };
             // SAFETY: the iterator yields no variables, and `init` initialises the task.
-            Known(unsafe { OpRef::new_with(init, band, false, std::iter::empty()) }.into_ptr())
+            Known(unsafe { OpRef::new_with(init, Room::default(), band, false, std::iter::empty()) }.into_ptr())
         };
         Self((0..count).map(op).collect())
     }

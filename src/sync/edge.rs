@@ -635,6 +635,8 @@ edges! {
         Step READERS_PASS_ON;
         /// The record in which a list of retired records is begun is free (`records::put_on_next`).
         Step LISTS_ARE_FREE;
+        /// The record of an empty list that cannot be taken itself is retired (`Cache::take_list`).
+        Step LISTS_ARE_RETIRED;
         /// `Worker::search` searches once more after it has announced itself.
         Step SEARCH_AGAIN_BEFORE_PARK;
         /// GPU lanes take turns reading and changing the failures of variables (`FaultLock`).

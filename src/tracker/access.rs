@@ -7,7 +7,10 @@ use super::{
     queue::VarQueue,
 };
 use crate::{
-    memory::epoch::{Atomic, Pointer, Shared, unprotected},
+    memory::{
+        epoch::{Atomic, Pointer, Shared, unprotected},
+        pool::RecordSize,
+    },
     sync::{
         Ordering::Relaxed,
         atomic::AtomicU8,
@@ -137,6 +140,22 @@ pub(super) enum Arity {
     Several,
 }
 
+/// The arity of an operation, and the size of its record if the access is in the record.
+#[derive(Clone, Copy)]
+struct Shape(u8);
+
+impl Shape {
+    const SEVERAL: u8 = 1;
+    /// The size is in the bits from this one on. So the index in an array whose elements have a size of a power of two is
+    /// found without a shift.
+    const SIZE: u32 = 6;
+
+    #[inline]
+    fn new(arity: Arity, size: RecordSize) -> Self {
+        Self(if arity == Arity::One { 0 } else { Self::SEVERAL } | (size as u8) << Self::SIZE)
+    }
+}
+
 /// One operation's place in one variable's queue. Aligned so that pointers to it have room for five tag bits.
 #[repr(C, align(32))]
 pub struct Access<T> {
@@ -149,7 +168,7 @@ pub struct Access<T> {
     /// The access's position among those of its operation.
     pub(super) index: u32,
     mode: Mode,
-    arity: Arity,
+    shape: Shape,
     /// What to do before the access's share ends, or instead of ending it. Set before `DONE`.
     duties: AtomicU8,
     /// Flags that were grantable to the access when it was linked, left by helpers and by threads that move the tail to
@@ -172,14 +191,23 @@ impl<T> std::fmt::Debug for Access<T> {
 }
 
 impl<T> Access<T> {
-    pub(super) fn new(op: *mut Op<T>, queue: NonNull<VarQueue<T>>, index: u32, mode: Mode, arity: Arity) -> Self {
+    /// Creates an access of an operation with this arity, whose record is at `op` and has this size.
+    #[inline(always)]
+    pub(super) fn new(
+        op: *mut Op<T>,
+        queue: NonNull<VarQueue<T>>,
+        index: u32,
+        mode: Mode,
+        arity: Arity,
+        size: RecordSize,
+    ) -> Self {
         let (deferred, duties) = (AtomicU8::new(0), AtomicU8::new(0));
-        Self { word: Atomic::null(), op, queue, index, mode, arity, duties, deferred }
+        Self { word: Atomic::null(), op, queue, index, mode, shape: Shape::new(arity, size), duties, deferred }
     }
 
     /// Creates a variable's initial access: done, with nothing before it.
     pub(super) fn built_in(queue: NonNull<VarQueue<T>>) -> Self {
-        let access = Self::new(std::ptr::null_mut(), queue, 0, Mode::Read, Arity::One);
+        let access = Self::new(std::ptr::null_mut(), queue, 0, Mode::Read, Arity::One, RecordSize::Normal);
         // Relaxed: the variable is published by the caller.
         access.word.fetch_or(READ_OK | WRITE_OK | DONE, Relaxed, unprotected());
         access
@@ -211,7 +239,13 @@ impl<T> Access<T> {
     #[inline]
     pub(super) fn is_sole(&self) -> bool {
         self.assert_alive();
-        self.arity == Arity::One
+        self.shape.0 & Shape::SEVERAL == 0
+    }
+
+    /// Returns the size of the operation's record, which contains this access.
+    #[inline]
+    pub(super) fn record_size(&self) -> RecordSize {
+        RecordSize::from_number(self.shape.0 >> Shape::SIZE)
     }
 
     pub(super) fn op(&self) -> Option<&Op<T>> {
@@ -420,7 +454,8 @@ impl<T> RecordShare<T> {
     #[inline(never)]
     unsafe fn end_of(op: NonNull<Op<T>>, last: bool) {
         if last {
-            op_record::retire_record(op);
+            // SAFETY: by (1) the access, which has the only share, ends it here.
+            unsafe { op_record::retire_record(op) };
         } else {
             // SAFETY: by (1) this is the access's only share, which ends once.
             unsafe { op_record::end_shares(op, 1) };

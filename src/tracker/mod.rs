@@ -189,7 +189,7 @@ pub use followers::followers;
 pub use insert::{PushResult, Stalled};
 pub use insert::{push, push_sole};
 pub use look::{Standing, Successors};
-pub use op_record::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList, each_marked};
+pub use op_record::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList, Room, TASK_ROOM, each_marked};
 pub use propagate::{complete, end, end_with};
 pub use queue::VarQueue;
 #[cfg(any(raddle_loom, raddle_shuttle))]

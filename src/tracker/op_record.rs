@@ -1,10 +1,6 @@
 //! One operation's record: its accesses, its counters and its task.
 
-use std::{
-    mem::{MaybeUninit, offset_of},
-    ops::Deref,
-    ptr::NonNull,
-};
+use std::{marker::PhantomData, mem::MaybeUninit, ops::Deref, ptr::NonNull};
 
 use super::{
     access::{Access, Arity, Mode},
@@ -36,12 +32,14 @@ const REJECTED: u32 = 1;
 /// One access in `unregistered`.
 pub(super) const ONE: u32 = 2;
 
-/// One operation's record. It lives from its creation ([`OpRef::new_with`], [`OpRef::new_several`]) until the shares of
-/// its holders and accesses have ended and the epoch has passed.
+/// The head of one operation's record. The record lives from its creation ([`OpRef::new_with`],
+/// [`OpRef::new_several`]) until the shares of its holders and accesses have ended and the epoch has passed.
 ///
 /// The head is followed directly by the accesses and then by the task, so an operation uses no more cache lines than it
-/// needs. Most operations have one access, which shares a line with the head if the pool has aligned the record.
-#[repr(C)]
+/// needs. Most operations have one access, which shares a line with the head if the pool has aligned the record. The
+/// task is changed by holders only. Until the epoch has passed, pinned threads may read the constant parts of the task
+/// and everything in front of it, and may change the atomics in front of it.
+#[repr(C, align(32))]
 pub struct Op<T> {
     /// Reserved for the pool.
     _pool: MaybeUninit<PoolWord>,
@@ -71,7 +69,7 @@ pub struct Op<T> {
     /// ordering to the models.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     entered: std::sync::atomic::AtomicBool,
-    contents: std::cell::UnsafeCell<MaybeUninit<Contents<T>>>,
+    task: PhantomData<std::cell::UnsafeCell<T>>,
 }
 
 /// The value of [`Op::inline`] if the record has a [`Apart`].
@@ -81,15 +79,22 @@ const APART: u8 = u8::MAX;
 /// large for such a unit.
 const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 8 };
 
-/// What is in a record of normal size behind its head. The accesses are laid out as declared here, but the task begins
-/// directly behind the last access. A wide record has more accesses, and so its task, or a part of it, lies behind the
-/// `Op`.
+/// Where the accesses begin, in bytes from the record's start.
+const ACCESSES: usize = size_of::<Op<()>>();
+
+/// The number of bytes for the task, and for what is stored behind it, in a record of normal size.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub const TASK_ROOM: usize = RecordSize::Normal.bytes() - ACCESSES - INLINE_ACCESSES * size_of::<Access<()>>();
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub const TASK_ROOM: usize = 1024;
+
+/// The layout of the records of models.
+#[cfg(any(raddle_loom, raddle_shuttle))]
 #[repr(C)]
-struct Contents<T> {
-    accesses: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
-    /// Changed by holders only. Until the epoch has passed, pinned threads may read the constant parts of the task and
-    /// everything in front of it, and may change the atomics in front of it.
-    task: TaskPlace<T>,
+struct ModelRecord<T> {
+    op: Op<T>,
+    accesses: [Access<T>; INLINE_ACCESSES],
+    task: [u8; TASK_ROOM],
 }
 
 /// The place of a task.
@@ -102,10 +107,7 @@ struct Apart<T> {
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const _: () = assert!(
-    offset_of!(Op<()>, contents) + size_of::<Access<()>>() == 64,
-    "the head and one access must fill a cache line"
-);
+const _: () = assert!(ACCESSES + size_of::<Access<()>>() == 64, "the head and one access must fill a cache line");
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!(size_of::<Access<()>>() == pool::ACCESS_BYTES, "a wide record must have room for its accesses");
 
@@ -133,15 +135,8 @@ pub(super) enum Rejection {
 }
 
 impl<T> Op<T> {
-    /// Returns the place of the first access, or of the `Apart`.
-    #[inline]
-    fn first_place(this: *const Self) -> *mut Access<T> {
-        // SAFETY: callers pass a record, so the field is in bounds; only its address is computed.
-        unsafe { &raw const (*this).contents }.cast_mut().cast()
-    }
-
     /// Returns the address this many bytes behind the record's start. It may be used for the whole record, while a
-    /// reference to an `Op` may be used only for the part that is in a record of normal size.
+    /// reference to an `Op` may be used only for the head.
     #[inline]
     fn address(&self, offset: usize) -> *mut () {
         // The pool has exposed the addresses of all records.
@@ -152,18 +147,16 @@ impl<T> Op<T> {
     #[inline]
     fn task_behind(places: usize) -> usize {
         const {
-            // If the record had bytes behind the cell `contents`, a shared reference to the record would prohibit the
-            // pool from writing them.
-            assert!(offset_of!(Self, contents) + size_of::<Contents<T>>() == size_of::<Self>());
-            assert!(align_of::<TaskPlace<T>>() <= align_of::<Access<T>>());
+            assert!(align_of::<TaskPlace<T>>() <= align_of::<Access<T>>() && size_of::<TaskPlace<T>>() <= TASK_ROOM);
             assert!(
                 align_of::<Apart<T>>() <= align_of::<Access<T>>() && size_of::<Apart<T>>() <= size_of::<Access<T>>()
             );
-            let (contents, access) = (offset_of!(Self, contents), size_of::<Access<T>>());
-            assert!((contents + WIDE_ACCESSES * access) / STEP <= u8::MAX as usize);
-            assert!(contents.next_multiple_of(STEP) == contents && access.next_multiple_of(STEP) == access);
+            let access = size_of::<Access<T>>();
+            assert!(ACCESSES == size_of::<Self>() && ACCESSES.next_multiple_of(align_of::<Access<T>>()) == ACCESSES);
+            assert!((ACCESSES + WIDE_ACCESSES * access) / STEP <= u8::MAX as usize);
+            assert!(ACCESSES.next_multiple_of(STEP) == ACCESSES && access.next_multiple_of(STEP) == access);
         }
-        offset_of!(Self, contents) + places * size_of::<Access<T>>()
+        ACCESSES + places * size_of::<Access<T>>()
     }
 
     /// Returns the link of the operation at `op`, for callers that know only the address. In models, asserts that the
@@ -223,15 +216,15 @@ impl<T> Op<T> {
     #[inline]
     unsafe fn place_behind(&self, places: usize) -> &TaskPlace<T> {
         debug_assert!(usize::from(self.task_at) * STEP == Self::task_behind(places));
-        let place = std::ptr::from_ref(self).wrapping_byte_add(Self::task_behind(places));
+        let place = self.address(Self::task_behind(places));
         // SAFETY: by (1), `finish_record` has initialised the cell there, and the record outlives the reference.
         unsafe { &*place.cast() }
     }
 
     #[inline]
     fn apart(&self) -> Option<&Apart<T>> {
-        // SAFETY: `new_with` has initialised a `Apart` there if `inline` says so.
-        (self.inline == APART).then(|| unsafe { &*Self::first_place(self).cast() })
+        // SAFETY: `apart_place` has initialised an `Apart` there if `inline` says so.
+        (self.inline == APART).then(|| unsafe { &*self.address(ACCESSES).cast() })
     }
 
     /// Returns the accesses, sorted by their variables' ids.
@@ -240,7 +233,7 @@ impl<T> Op<T> {
         if self.inline == APART {
             return self.accesses_apart();
         }
-        let first = self.address(offset_of!(Self, contents)).cast();
+        let first = self.address(ACCESSES).cast();
         // SAFETY: the record was created with this many accesses there, which live as long as the record.
         unsafe { std::slice::from_raw_parts(first, usize::from(self.inline)) }
     }
@@ -269,8 +262,18 @@ impl<T> Op<T> {
     /// Returns the operation's access if it has exactly one.
     #[inline]
     pub(super) fn sole_access(&self) -> Option<&Access<T>> {
-        // SAFETY: the creator of the record has initialised an access there if `inline` says so.
-        (self.inline == 1).then(|| unsafe { &*Self::first_place(self) })
+        // SAFETY: there is an access.
+        (self.inline == 1).then(|| unsafe { self.first_access() })
+    }
+
+    /// Returns the first access.
+    ///
+    /// # Safety
+    /// 1. The record has an access in it.
+    #[inline]
+    unsafe fn first_access(&self) -> &Access<T> {
+        // SAFETY: by (1) the creator of the record has initialised an access there.
+        unsafe { &*self.address(ACCESSES).cast() }
     }
 
     /// Calls `look` with each of the [`accesses`](Self::accesses). Avoids the loop in the most common case, an
@@ -523,7 +526,7 @@ impl<T> OpRef<T> {
         let init = |place: *mut T| unsafe { place.write(task) };
         // SAFETY: (1): `new_with` has the same contract, which the caller upholds; (2) `init` initialises the task;
         // (3) the models' iterators return their exact length.
-        unsafe { Self::new_with(init, band, passes_closed, accesses) }
+        unsafe { Self::new_with(init, Room::default(), band, passes_closed, accesses) }
     }
 
     /// Creates the record of an operation, with its task and with `accesses`, which must be sorted by id and without
@@ -534,9 +537,11 @@ impl<T> OpRef<T> {
     /// 2. `init` initialises the task at the address passed to it, or the caller does so before any other thread knows
     ///    the operation. Neither panics.
     /// 3. `accesses` yields exactly as many items as its length states.
+    /// 4. There is room for what is stored behind the task.
     #[inline(always)]
     pub unsafe fn new_with(
         init: impl FnOnce(*mut T),
+        room: Room,
         band: u8,
         passes_closed: bool,
         mut accesses: impl ExactSizeIterator<Item = (NonNull<VarQueue<T>>, Mode)>,
@@ -548,18 +553,18 @@ impl<T> OpRef<T> {
         // Most operations have one access; for these, everything that depends on the number of accesses is a constant.
         let sole = if count == 1 { accesses.next() } else { None };
         if let Some((queue, mode)) = sole {
-            let (record, later): (NonNull<Op<T>>, _) = pool::allocate(RecordSize::Normal);
-            let access = Access::new(record.as_ptr(), queue, 0, mode, Arity::One);
+            let (record, later, size) = Self::allocate(1, room);
+            let access = Access::new(record.as_ptr(), queue, 0, mode, Arity::One, size);
             // SAFETY: the record is allocated, aligned and unused, and has space for an access there.
-            unsafe { Op::first_place(record.as_ptr()).write(access) };
+            unsafe { record.byte_add(ACCESSES).cast().write(access) };
             // SAFETY: the record is allocated, aligned and unused, and its access was written above; (2).
             let (op, task) = unsafe { Self::finish_record(record, later, 1, 1, band, passes_closed) };
             init(task);
             op
         } else {
             let accesses = (0..count).zip(accesses).map(|(index, (queue, mode))| (index, queue, mode));
-            // SAFETY: (1), (2); by (3), the indexes are the numbers below `count`.
-            let (op, task) = unsafe { Self::new_several(count, band, passes_closed, accesses) };
+            // SAFETY: (1), (2), (4); by (3), the indexes are the numbers below `count`.
+            let (op, task) = unsafe { Self::new_several(count, room, band, passes_closed, accesses) };
             init(task);
             op
         }
@@ -573,18 +578,19 @@ impl<T> OpRef<T> {
     /// 1. The variables stay valid until [`push`](super::push()) has returned.
     /// 2. The caller initialises the task before any other thread knows the operation, and does not panic before that.
     /// 3. The places are the numbers below `count`, each once.
+    /// 4. There is room for what is stored behind the task.
     #[inline(always)]
     pub unsafe fn new_several(
         count: u32,
+        room: Room,
         band: u8,
         passes_closed: bool,
         accesses: impl Iterator<Item = (u32, NonNull<VarQueue<T>>, Mode)>,
     ) -> (Self, *mut T) {
-        let size = if is_wide(count) { RecordSize::Wide } else { RecordSize::Normal };
-        let (record, later): (NonNull<Op<T>>, _) = pool::allocate(size);
-        let op = record.as_ptr();
+        let (record, later, size) = Self::allocate(count as usize, room);
         let (first, inline) = if count as usize <= WIDE_ACCESSES {
-            (Op::first_place(op), count as u8)
+            // SAFETY: the record is larger than its head.
+            (unsafe { record.byte_add(ACCESSES) }.cast().as_ptr(), count as u8)
         } else {
             (apart_place(record, count), APART)
         };
@@ -593,10 +599,23 @@ impl<T> OpRef<T> {
             // SAFETY: by (3) there is space for an access there.
             let slot = unsafe { first.add(index as usize) };
             // SAFETY: the slot is allocated, aligned and unused.
-            unsafe { slot.write(Access::new(op, queue, index, mode, Arity::Several)) };
+            unsafe { slot.write(Access::new(record.as_ptr(), queue, index, mode, Arity::Several, size)) };
         }
         // SAFETY: the record is allocated, aligned and unused, and by (3) its accesses were written above; (2).
         unsafe { Self::finish_record(record, later, count, inline, band, passes_closed) }
+    }
+
+    /// Allocates a record.
+    #[inline(always)]
+    fn allocate(count: usize, room: Room) -> (NonNull<Op<T>>, *mut Op<T>, RecordSize) {
+        if room.any {
+            let size = size_for(count, size_of::<T>(), usize::MAX);
+            let (record, later) = pool::allocate_rarely(size);
+            return (record, later, size);
+        }
+        let size = size_for(count, size_of::<T>(), room.bytes);
+        let (record, later) = pool::allocate(size);
+        (record, later, size)
     }
 
     /// Writes everything in a record but its accesses and its task. Also returns the address of the task.
@@ -631,6 +650,7 @@ impl<T> OpRef<T> {
             band: band,
             queued: Queued::new(passes_closed),
             stamp: Stamp::new(),
+            task: PhantomData,
         }
         #[cfg(any(raddle_loom, raddle_shuttle))]
         set! { entered: std::sync::atomic::AtomicBool::new(false) }
@@ -733,17 +753,42 @@ impl<T> OpRef<T> {
     }
 }
 
-/// Retires a record for which its only access, now spent, is responsible.
+/// Retires the record of an operation whose only access, now spent, is responsible for it.
+///
+/// # Safety
+/// 1. The record has no share left, and this is called once.
 #[inline]
-pub(super) fn retire_record<T>(record: NonNull<Op<T>>) {
-    pool::retire_inline(record);
+pub(super) unsafe fn retire_record<T>(record: NonNull<Op<T>>) {
+    // SAFETY: by (1) the record has not been retired, and its access lies directly behind the head.
+    let access: &Access<T> = unsafe { record.byte_add(ACCESSES).cast().as_ref() };
+    pool::reuse(record, access.record_size());
 }
 
-/// Whether an operation with this many accesses has a wide record.
-#[inline]
-const fn is_wide(count: u32) -> bool {
-    // In models, no number fulfils the last two conditions, which is an error without the first one.
-    WIDE_ACCESSES > INLINE_ACCESSES && count as usize > INLINE_ACCESSES && count as usize <= WIDE_ACCESSES
+/// The room that a record must have behind its task.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Room {
+    /// The number of bytes.
+    pub bytes: usize,
+    /// Whether there must instead be as much room as in any record of normal size. This is the exception.
+    pub any: bool,
+}
+
+/// Returns the size of a record with `count` accesses, a task of `task` bytes, and room for `behind` bytes behind it.
+#[inline(always)]
+pub(super) fn size_for(count: usize, task: usize, behind: usize) -> RecordSize {
+    // Behind this many bytes, nothing fits into the smaller records, which the compiler sees for some numbers of
+    // accesses.
+    let before = ACCESSES + count * size_of::<Access<()>>() + task;
+    let fits = |size: RecordSize| before <= size.bytes() && behind <= size.bytes() - before;
+    match count {
+        // Without an access in the record, the size is not stored.
+        0 => RecordSize::Normal,
+        _ if cfg!(any(raddle_loom, raddle_shuttle)) => RecordSize::Normal,
+        _ if fits(RecordSize::Small) => RecordSize::Small,
+        _ if fits(RecordSize::Medium) => RecordSize::Medium,
+        _ if count > INLINE_ACCESSES && count <= WIDE_ACCESSES => RecordSize::Wide,
+        _ => RecordSize::Normal,
+    }
 }
 
 /// Allocates room for more accesses than the record itself has room for, and stores its address in the record.
@@ -752,22 +797,25 @@ fn apart_place<T>(record: NonNull<Op<T>>, count: u32) -> *mut Access<T> {
     let mut boxed = Vec::<Access<T>>::with_capacity(count as usize);
     let accesses = NonNull::new(boxed.as_mut_ptr()).expect("the pointer of a `Vec` is never null");
     std::mem::forget(boxed);
-    let first = Op::first_place(record.as_ptr());
     // SAFETY: the place is in an unused record, and is large enough, as `task_behind` asserts.
-    unsafe { first.cast::<Apart<T>>().write(Apart { accesses, count }) };
+    unsafe { record.byte_add(ACCESSES).cast().write(Apart { accesses, count }) };
     accesses.as_ptr()
 }
 
 // SAFETY: (1): the first field is the pool's.
 unsafe impl<T> Record for Op<T> {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    fn record_size(&self) -> RecordSize {
-        if is_wide(self.inline.into()) { RecordSize::Wide } else { RecordSize::Normal }
-    }
+    const OWNING: RecordSize = RecordSize::Normal;
 
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    fn owns_memory(&self) -> bool {
-        self.inline == APART
+    #[inline]
+    fn record_size(&self) -> Option<RecordSize> {
+        match self.inline {
+            APART => None,
+            0 => Some(RecordSize::Normal),
+            // SAFETY: there is an access.
+            _ => Some(unsafe { self.first_access() }.record_size()),
+        }
     }
 
     unsafe fn free_owned(record: NonNull<Self>) {
@@ -778,6 +826,9 @@ unsafe impl<T> Record for Op<T> {
             drop(unsafe { Vec::from_raw_parts(apart.accesses.as_ptr(), 0, apart.count as usize) });
         }
     }
+
+    #[cfg(any(raddle_loom, raddle_shuttle))]
+    const LAYOUT: std::alloc::Layout = std::alloc::Layout::new::<ModelRecord<T>>();
 
     #[cfg(any(raddle_loom, raddle_shuttle))]
     fn stamp(&self) -> &Stamp {

@@ -76,7 +76,8 @@ pub fn end_with<T>(op: OpRef<T>, mut look: impl FnMut(&Access<T>), ready: &mut R
             pause::at(Point::CompleteBeforeAccess);
             if complete_access(access, ready) == Spent::Yes {
                 pause::at(Point::CompleteBeforeRetire);
-                op_record::retire_record(record);
+                // SAFETY: the access has the only share of the record, and is spent.
+                unsafe { op_record::retire_record(record) };
             }
         }
         Err(op) => end_several(op, ready),

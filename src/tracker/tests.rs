@@ -16,12 +16,15 @@ use super::{
     followers::{MAX_FOLLOWERS, followers},
     insert::{Inserter, Insertion, PushResult, help, insert},
     look::{MAX_SUCCESSORS, Successors},
-    op_record::{Rejection, WIDE_ACCESSES},
+    op_record::{Rejection, Room, WIDE_ACCESSES, size_for},
     propagate::{Spent, complete, complete_access},
     unlink::{complete_unlinking, pick_none},
 };
 use crate::{
-    memory::epoch::{self, Guard, Shared},
+    memory::{
+        epoch::{self, Guard, Shared},
+        pool::{Record, RecordSize},
+    },
     sync::Ordering::Relaxed,
 };
 
@@ -107,7 +110,7 @@ fn operation_with_task(passes_closed: bool, accesses: &[(&Var, Mode)]) -> (Known
     let accesses: Vec<_> = accesses.iter().map(|(var, mode)| (var.0, *mode)).collect();
     // SAFETY: the tests keep their variables; `init` initialises the task; a `Vec` yields as many items as its length
     // states.
-    (Known(unsafe { OpRef::new_with(init, 0, passes_closed, accesses.into_iter()) }.into_ptr()), alive)
+    (Known(unsafe { OpRef::new_with(init, Room::default(), 0, passes_closed, accesses.into_iter()) }.into_ptr()), alive)
 }
 
 fn operation(accesses: &[(&Var, Mode)]) -> Known {
@@ -608,6 +611,8 @@ fn a_record_keeps_any_number_of_accesses_in_order_and_its_task() {
             assert_eq!((access.queue_ptr(), access.queue().owner()), (var.0, 8));
         }
         assert_eq!(first.accesses().len(), count);
+        let size = (count <= WIDE_ACCESSES).then(|| size_for(count, size_of::<Task>(), 0));
+        assert_eq!(first.record_size(), size);
         // SAFETY: the test owns the operation.
         assert_eq!(unsafe { Arc::as_ptr(&*first.task_ptr()) }, task.as_ptr());
         assert_eq!(end(first), [second.as_ptr()]);
@@ -799,13 +804,25 @@ fn an_operation_that_was_looked_at_in_its_queue_can_be_taken_or_popped() {
 }
 
 #[test]
-#[cfg_attr(raddle_unpooled, ignore = "every record comes from the heap")]
-fn tasks_that_fit_behind_the_accesses_are_in_pooled_records() {
-    use crate::memory::pool::fits;
-    assert!(fits::<Op<u64>>());
-    assert!(fits::<Op<[u64; 8]>>());
-    assert!(fits::<Op<[u64; 20]>>());
-    assert!(!fits::<Op<[u64; 21]>>(), "the record must not fit");
+fn records_are_no_larger_than_their_accesses_and_tasks_need() {
+    use RecordSize::{Medium, Normal, Small, Wide};
+    let cases = [
+        ((1, 64), Small),
+        ((1, 65), Medium),
+        ((1, 129), Normal),
+        ((2, 32), Small),
+        ((2, 96), Medium),
+        ((3, 64), Medium),
+        ((3, 65), Normal),
+        ((4, 160), Normal),
+        ((5, 8), Wide),
+        ((16, 160), Wide),
+        ((17, 8), Normal),
+        ((0, 8), Normal),
+    ];
+    for ((accesses, room), size) in cases {
+        assert_eq!(size_for(accesses, room - 8, 8), size, "{accesses} accesses, a task of {room} bytes");
+    }
 }
 
 /// The variables and operations of the worked example in the head of `tracker`.

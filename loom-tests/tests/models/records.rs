@@ -20,9 +20,14 @@ const OLD: usize = 0;
 
 /// Takes `count` records, checks that they are distinct, and writes `user` to them.
 fn take(count: usize, user: usize) -> Vec<PooledRecord> {
+    take_with(PooledRecord::take, count, user)
+}
+
+/// [`take`], with a function that takes one record.
+fn take_with(take: fn() -> PooledRecord, count: usize, user: usize) -> Vec<PooledRecord> {
     let mut taken: Vec<PooledRecord> = Vec::new();
     for _ in 0..count {
-        let record = PooledRecord::take();
+        let record = take();
         assert!(!taken.contains(&record), "a record was taken twice");
         record.write(user);
         taken.push(record);
@@ -126,6 +131,31 @@ fn a_list_is_not_freed_while_a_slow_pop_reads_its_word() {
     assert!(POPPED.load(Relaxed), "the other thread never takes a record of the batch, so the model shows nothing");
 }
 
+/// A batch of records is on the stack whose list is stored in a record of another size. The spawned thread takes one
+/// more record than the batch has, which ends the list. Meanwhile, this thread also takes a record, and may read the
+/// word of the list that the spawned thread has popped.
+#[test]
+fn a_list_in_a_record_of_another_size_is_not_freed_while_a_slow_pop_reads_its_word() {
+    static ENDED: AtomicBool = AtomicBool::new(false);
+    model(3, ContractForReaders, || {
+        // The third record put back retires the batch of the first two.
+        let before = take_with(PooledRecord::take_small, 3, 1);
+        put_back(&before, 1);
+        let other = thread::spawn(|| {
+            let taken = take_with(PooledRecord::take_small, 3, 2);
+            PooledRecord::end_thread();
+            taken
+        });
+        let taken = take_with(PooledRecord::take_small, 1, 3);
+        if other.join().unwrap().iter().filter(|record| before.contains(record)).count() == 2 {
+            ENDED.store(true, Relaxed);
+        }
+        put_back(&taken, 3);
+        PooledRecord::end_thread();
+    });
+    assert!(ENDED.load(Relaxed), "the other thread never ends the list, so the model shows nothing");
+}
+
 kills! {
     a_record_is_not_reused_while_a_pinned_thread_reads_it {
         only loom "step::RETIRE": "Causality violation",
@@ -136,5 +166,8 @@ kills! {
     }
     a_list_is_not_freed_while_a_slow_pop_reads_its_word {
         only loom "step::RETIRE": "use after reclamation",
+    }
+    a_list_in_a_record_of_another_size_is_not_freed_while_a_slow_pop_reads_its_word {
+        only loom "step::LISTS_ARE_RETIRED": "use after reclamation",
     }
 }

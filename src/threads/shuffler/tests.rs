@@ -1,7 +1,7 @@
 use std::iter;
 
 use super::*;
-use crate::tracker::{ReadyList, end};
+use crate::tracker::{ReadyList, Room, end};
 
 #[test]
 fn delays_are_random_and_shorter_than_the_limit() {
@@ -34,7 +34,7 @@ fn draws_are_counted_once_the_operation_is_in_its_lane() {
         // SAFETY: `new_with` passes a pointer to room for a task.
         let init = |place: *mut usize| unsafe { place.write(7) };
         // SAFETY: the iterator yields no variables, and `init` initialises the task.
-        shuffler.put(draws, unsafe { OpRef::new_with(init, 0, false, iter::empty()) });
+        shuffler.put(draws, unsafe { OpRef::new_with(init, Room::default(), 0, false, iter::empty()) });
         assert_eq!(shuffler.draws_if_empty(), None, "an operation is ready");
         shuffler.draw(|op| {
             assert_eq!(shuffler.draws_if_empty(), None, "an operation is not in its lane");
