@@ -30,7 +30,7 @@ const ENGINES: [(&str, &str, &str); 5] = [
     ("ns", "raddle, typed", "raddle"),
     ("ns", "rayon, graph by hand", "rayon, graph by hand"),
     ("ns", "tokio, tasks and channels", "tokio, tasks and channels"),
-    ("peers", "Taskflow dependent_async", "Taskflow, `dependent_async`"),
+    ("ns", "Taskflow, dependent_async", "Taskflow, `dependent_async`"),
     ("peers", "mxnet PerDevice", "MXNet, `PerDevice`"),
 ];
 

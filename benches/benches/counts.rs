@@ -21,7 +21,7 @@ use raddle::{Engine, EngineKind, IdlePolicy};
 use raddle_benches::{
     machine,
     report::{Cell, Report, Table, grouped, number},
-    runtime::{Raddle, RaddleTyped, Runtime, occupy, settle},
+    runtime::{Raddle, RaddleTyped, Runtime, Shape, occupy, settle},
     workload::Workload,
 };
 
@@ -90,7 +90,7 @@ fn inside() {
     let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
     let engine = engine.build().expect("an engine");
     count_on(&engine, "", &mut Raddle::with(engine.clone()));
-    count_on(&engine, TYPED, &mut RaddleTyped::with(engine.clone()));
+    count_on(&engine, TYPED, &mut RaddleTyped::with(engine.clone(), Shape::Tuple));
 }
 
 /// Runs the workloads. The names of the dumps contain `kind`, the kind of variables.

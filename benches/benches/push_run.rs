@@ -2,8 +2,9 @@
 //!
 //! One thread pushes. Each figure is ns per operation: the time from the first push until all operations are complete,
 //! divided by their number. The engines take turns, round by round, and the median over the rounds is reported
-//! separately for each state of the machine. The benchmark guards against growth of the engine's overhead; it does not
-//! measure latency.
+//! separately for each state of the machine. Further tables are for operations with many accesses, for a new engine, for
+//! eight pushing threads, and for backlogs, whose pushes and runs are timed separately. The benchmark guards against
+//! growth of the engine's overhead; it does not measure latency.
 
 use std::cell::RefCell;
 
@@ -14,13 +15,13 @@ use raddle_benches::{
     machine,
     metg::metg,
     pattern::{Dependence, Pattern},
-    report::{Report, Table, number, spread},
+    report::{Report, Table, grouped, number, spread},
     rounds::{self, Row},
-    runtime::{Raddle, RaddleTyped, RayonGraph, TokioTasks},
-    state::{State, by_state, preferred},
+    runtime::{self, Raddle, RaddleTyped, RayonGraph, Shape, TokioTasks},
+    state::{Samples, State, by_state, preferred},
     stats::median,
     svg::{Axis, Scale, bars},
-    workload::{Suite, Workload},
+    workload::{BACKLOG, Suite, Workload, backlog},
 };
 
 /// The maximum intended difference between typed rows and token rows, in %.
@@ -28,41 +29,117 @@ const TYPED_GOAL: f64 = 5.0;
 
 const METG: &str = "METG(50%), stencil";
 
-/// A row for each workload.
-fn workloads<'a>(suite: &'a RefCell<Box<dyn Suite>>, operations: usize) -> impl Iterator<Item = Row<'a>> {
-    let title = suite.borrow().title();
-    Workload::ALL.into_iter().map(move |workload| {
-        let name = format!("{title}: {}", workload.name());
-        Row::steady(name, move |_| Ok(suite.borrow_mut().time(workload, operations)))
+/// The columns of the table of special cases.
+const SPECIAL: [&str; 2] = ["first 1,000 operations of a new engine", "8 pushing threads, 512 variables each"];
+
+/// The workloads and sizes of backlogs.
+const HELD: [Workload; 3] = [Workload::Independent, Workload::Chain, Workload::Readers];
+const PENDING: [usize; 4] = [1_000, 10_000, 100_000, 1_000_000];
+
+type Suites = [RefCell<Box<dyn Suite>>];
+
+/// A row for each engine and workload.
+fn workloads<'a>(suites: &'a Suites, workloads: &'a [Workload], operations: usize) -> impl Iterator<Item = Row<'a>> {
+    suites.iter().flat_map(move |suite| {
+        workloads.iter().map(move |&workload| {
+            let name = format!("{}: {}", suite.borrow().title(), workload.name());
+            Row::steady(name, move |_| Ok(suite.borrow_mut().time(workload, operations)))
+        })
     })
 }
 
-fn columns(first: &'static str) -> Vec<&'static str> {
-    [first].into_iter().chain(Workload::ALL.map(Workload::name)).chain([METG]).collect()
+/// A row for each engine and column of [`SPECIAL`].
+fn special(suites: &Suites, operations: usize) -> impl Iterator<Item = Row<'_>> {
+    suites.iter().flat_map(move |suite| {
+        let [first, pushers] = SPECIAL.map(|column| format!("{}: {column}", suite.borrow().title()));
+        [
+            Row::steady(first, |_| Ok(suite.borrow_mut().first_use(1_000))),
+            Row::steady(pushers, move |_| Ok(suite.borrow_mut().pushers(operations))),
+        ]
+    })
+}
+
+/// A row for each engine, workload and size of a backlog. Each figure comes from a process of its own, since the engines
+/// of a process share memory.
+fn backlogs<'a>(suites: &'a Suites, sizes: &'a [usize]) -> impl Iterator<Item = Row<'a>> {
+    let held = HELD.iter().flat_map(|&workload| sizes.iter().map(move |&pending| (workload, pending)));
+    suites.iter().flat_map(move |suite| {
+        held.clone().map(move |(workload, pending)| {
+            let size = grouped(pending as f64, 0);
+            let name = format!("{}: {}, {size} pending: ", suite.borrow().title(), workload.name());
+            Row::several(name, &BACKLOG, move || {
+                let mut program = suite.borrow().backlog()?;
+                let output = program.args([&pending.to_string(), external::name_of(workload)]).output();
+                let output = String::from_utf8(output.expect("a backlog's program").stdout).expect("figures");
+                Some(output.split_whitespace().map(|figure| figure.parse().expect("a figure")).collect())
+            })
+        })
+    })
+}
+
+/// Prints a backlog's figures, if the arguments ask for them.
+fn backlog_asked() -> Option<()> {
+    let mut arguments = std::env::args().skip_while(|argument| argument != runtime::BACKLOG).skip(1);
+    let (pending, name) = (arguments.next()?.parse().ok()?, arguments.next()?);
+    let workload = Workload::ALL.into_iter().find(|&workload| external::name_of(workload) == name)?;
+    let figures = backlog(&mut Raddle::new(EngineKind::PerDevice), workload, pending)?;
+    println!("{}", figures.map(|figure| figure.to_string()).join(" "));
+    Some(())
+}
+
+fn with_metg(workloads: &[Workload]) -> Vec<&'static str> {
+    ["engine"].into_iter().chain(workloads.iter().map(|workload| workload.name())).chain([METG]).collect()
+}
+
+/// Adds a table for each state, with a row for each name that has figures.
+fn add(report: &mut Report, key: &str, title: &str, note: &str, columns: &[&str], names: &[String], all: &[Samples]) {
+    for (state, figures) in by_state(all) {
+        let mut table = Table::of_state(key, state, title, note, columns);
+        for (name, row) in names.iter().zip(figures.chunks(columns.len() - 1)) {
+            if row.iter().any(|figures| !figures.is_empty()) {
+                table.row(name.as_str(), row.iter().map(|figures| spread(figures)));
+            }
+        }
+        report.add(&table);
+    }
 }
 
 fn main() {
+    if backlog_asked().is_some() {
+        return;
+    }
     let cores = machine::cores();
     let operations = machine::choose(100_000, 1_600);
     let rounds = machine::rounds();
     let raddle = Raddle::new(EngineKind::PerDevice);
-    let typed = RaddleTyped::with(raddle.engine().clone());
+    let engine = raddle.engine().clone();
+    let typed = |shape| -> Box<dyn Suite> { Box::new(RaddleTyped::with(engine.clone(), shape)) };
+    let mut shapes = vec![typed(Shape::Array), typed(Shape::Vec)];
     let mut suites: Vec<Box<dyn Suite>> =
-        vec![Box::new(raddle), Box::new(typed), Box::new(Raddle::new(EngineKind::Naive))];
+        vec![Box::new(raddle), typed(Shape::Tuple), Box::new(Raddle::new(EngineKind::Naive))];
+    let cells = |suites: Vec<Box<dyn Suite>>| suites.into_iter().map(RefCell::new).collect::<Vec<_>>();
     if rounds::is_one_round() {
-        let suites: Vec<_> = suites.into_iter().map(RefCell::new).collect();
-        let mut rows: Vec<Row<'_>> = suites.iter().flat_map(|suite| workloads(suite, operations)).collect();
-        return rounds::print(&mut rows);
+        let (suites, shapes) = (cells(suites), cells(shapes));
+        let rows = workloads(&suites, &Workload::ALL, operations).chain(workloads(&shapes, Workload::WIDE, operations));
+        let rows = rows.chain(special(&suites[..1], operations)).chain(backlogs(&suites[..1], &PENDING[..3]));
+        return rounds::print(&mut rows.collect::<Vec<_>>());
+    }
+    if let Some(taskflow) = external::Taskflow::start() {
+        suites.push(Box::new(taskflow));
     }
     suites.extend([
         Box::new(RayonGraph::new(cores)) as Box<dyn Suite>,
         Box::new(TokioTasks::new(cores)),
         #[cfg(feature = "dagrs")]
-        Box::new(raddle_benches::runtime::Dagrs::new(cores)),
+        Box::new(runtime::Dagrs::new(cores)),
     ]);
-    suites.retain(|suite| machine::wanted(&suite.title()));
-    let titles: Vec<String> = suites.iter().map(|suite| suite.title()).collect();
-    let suites: Vec<_> = suites.into_iter().map(RefCell::new).collect();
+    let titles_of = |suites: &mut Vec<Box<dyn Suite>>| {
+        suites.retain(|suite| machine::wanted(&suite.title()));
+        suites.iter().map(|suite| suite.title()).collect()
+    };
+    let titles: Vec<String> = titles_of(&mut suites);
+    let shape_titles: Vec<String> = titles_of(&mut shapes);
+    let (suites, shapes) = (cells(suites), cells(shapes));
 
     let mut report = Report::new(
         "push_run",
@@ -81,7 +158,7 @@ fn main() {
     );
 
     let mut peers = None;
-    let mut rows: Vec<Row<'_>> = suites.iter().flat_map(|suite| workloads(suite, operations)).collect();
+    let mut rows: Vec<Row<'_>> = workloads(&suites, Workload::NARROW, operations).collect();
     let figures = rounds::measure(&mut rows, rounds, |round| {
         if round == rounds / 2 {
             peers = external::run();
@@ -104,19 +181,20 @@ fn main() {
     drop(rows);
 
     // For each engine, the workloads' rows and METG.
-    let per_engine = Workload::ALL.len();
+    let per_engine = Workload::NARROW.len();
     let all: Vec<_> = figures
         .chunks(per_engine)
         .zip(metgs)
         .flat_map(|(figures, metg)| [figures.to_vec(), vec![metg]].concat())
         .collect();
     let shown = preferred(&all);
+    let columns = with_metg(Workload::NARROW);
     for (state, figures) in by_state(&all) {
         // For each engine, the medians in column order.
         let medians: Vec<Vec<f64>> =
             figures.chunks(per_engine + 1).map(|row| row.iter().map(|figures| median(figures)).collect()).collect();
         let note = typed_note(&titles, &medians);
-        let mut table = Table::of_state("ns", state, "ns per operation", &note, &columns("engine"));
+        let mut table = Table::of_state("ns", state, "ns per operation", &note, &columns);
         for (title, row) in titles.iter().zip(figures.chunks(per_engine + 1)) {
             table.row(title.as_str(), row.iter().map(|figures| spread(figures)));
         }
@@ -124,7 +202,7 @@ fn main() {
         if titles.first().is_some_and(|title| title == "raddle") {
             let note = "Below one, raddle is slower. The figures are quotients of the medians above.";
             let title = "Time as a multiple of raddle's";
-            let mut table = Table::of_state("ratio", state, title, note, &columns("engine"));
+            let mut table = Table::of_state("ratio", state, title, note, &columns);
             for (title, row) in titles.iter().zip(&medians).skip(1) {
                 table.row(title.as_str(), row.iter().zip(&medians[0]).map(|(theirs, ours)| number(theirs / ours)));
             }
@@ -134,6 +212,26 @@ fn main() {
             plot(&mut report, state, &titles, &medians);
         }
     }
+
+    let rows = workloads(&suites, Workload::WIDE, operations).chain(workloads(&shapes, Workload::WIDE, operations));
+    let figures = rounds::measure(&mut rows.collect::<Vec<_>>(), rounds, |_| {});
+    let names = [titles.clone(), shape_titles].concat();
+    let columns: Vec<&str> = ["engine"].into_iter().chain(Workload::WIDE.iter().map(|w| w.name())).collect();
+    let note = "`raddle, typed` passes accesses as tuples.";
+    add(&mut report, "wide", "ns per operation with many accesses", note, &columns, &names, &figures);
+
+    let figures = rounds::measure(&mut special(&suites, operations).collect::<Vec<_>>(), rounds, |_| {});
+    let columns = ["engine", SPECIAL[0], SPECIAL[1]];
+    add(&mut report, "special", "ns per operation in special cases", "", &columns, &titles, &figures);
+
+    let sizes = machine::choose(&PENDING[..], &PENDING[..1]);
+    let mut rows: Vec<Row<'_>> = backlogs(&suites, sizes).collect();
+    let figures = rounds::measure(&mut rows, rounds, |_| {});
+    let names: Vec<_> = rows.iter().map(|row| row.name.trim_end_matches(": ").to_owned()).collect();
+    let columns: Vec<&str> = ["engine and operations"].into_iter().chain(BACKLOG).collect();
+    let note = "All operations are pushed while an earlier one that mutates all variables has not ended. Then it ends, \
+                and they run. Each backlog is the first in its process, and then the second.";
+    add(&mut report, "backlog", "Backlogs", note, &columns, &names, &figures);
 
     let peers = peers.unwrap_or_default();
     let mut names: Vec<&str> = vec![];
@@ -145,7 +243,8 @@ fn main() {
     }
     let note = "The medians that the command `RADDLE_PEERS` has reported. It ran in the middle of the rounds, for too \
                 long for the machine's state to be known.";
-    let mut table = Table::new("peers", "Other engines, in an unknown state", note, &columns("engine"));
+    let columns = with_metg(&Workload::ALL);
+    let mut table = Table::new("peers", "Other engines, in an unknown state", note, &columns);
     for name in names {
         let find = |workload| {
             let figure =
@@ -171,7 +270,7 @@ fn typed_note(titles: &[String], medians: &[Vec<f64>]) -> String {
     let row = |title: &str| Some(&medians[titles.iter().position(|other| other == title)?]);
     let Some((tokens, typed)) = row("raddle").zip(row("raddle, typed")) else { return String::new() };
     // METG is not compared: it comes from a search with coarser steps.
-    let differences = Workload::ALL
+    let differences = Workload::NARROW
         .iter()
         .zip(tokens.iter().zip(typed))
         .map(|(workload, (tokens, typed))| (100.0 * (typed / tokens - 1.0), workload.name()));
@@ -186,7 +285,7 @@ fn typed_note(titles: &[String], medians: &[Vec<f64>]) -> String {
 }
 
 fn plot(report: &mut Report, state: State, titles: &[String], medians: &[Vec<f64>]) {
-    let groups = ["independent", "chain", "1w + 15r", "2r + 1w", "stencil", "operator", "4r + 1w", "8r + 1w", "METG"];
+    let groups = ["independent", "chain", "1w + 15r", "2r + 1w", "stencil", "operator", "METG"];
     let series: Vec<_> = titles
         .iter()
         .zip(medians)

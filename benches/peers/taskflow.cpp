@@ -1,8 +1,8 @@
-// Taskflow's dependent tasks on the workloads of `push_run`, for `RADDLE_PEERS`; the script `taskflow` beside this file
-// builds and runs this program.
+// Taskflow's dependent tasks on the workloads of `push_run`; the script `taskflow` beside this file builds and runs this
+// program. `src/external.rs` describes its input and output.
 //
-// The numbers of operations and variables, the random choices, the kernel and METG(50%) are those of `src/workload.rs`,
-// `src/kernel.rs` and `src/metg.rs`, and must stay the same.
+// The numbers of variables, the random choices and the kernel are those of `src/workload.rs` and `src/kernel.rs`, and
+// must stay the same.
 //
 // Taskflow takes a task's dependencies as handles, which the program must find: the submitting thread tracks each
 // variable's last writer and subsequent readers, without locks, because no other thread uses this state. The tracking
@@ -12,26 +12,26 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <latch>
 #include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#ifdef __GLIBC__
 #include <malloc.h>
-#endif
 
 #include <taskflow/taskflow.hpp>
 
 namespace {
 
 constexpr std::size_t WORKERS = 2;
-constexpr std::uint32_t OPERATIONS = 100'000;
 constexpr std::uint32_t WIDTH = 16;
-constexpr int ROUNDS = 7;
-constexpr int METG_ROUNDS = 3;
+constexpr std::uint32_t PUSHERS = 8;
+constexpr std::uint32_t OWN = 512;
 constexpr std::uint32_t NONE = UINT32_MAX;
 
 using Clock = std::chrono::steady_clock;
@@ -50,18 +50,26 @@ double ns_since(Clock::time_point start) {
     asm volatile("" : : "x"(x));
 }
 
+// Tracks the dependencies of the tasks that one thread submits.
+//
 // Handles are kept in a ring in submission order, and variables refer to them by number. So a handle has one owner
 // besides Taskflow, instead of copies whose shared count all threads would change, and the thread that created a task
 // usually also frees it, which is fastest for the allocator.
-class Engine {
+class Tracker {
   public:
-    // Replaces the variables with `count` new ones. No task may be running.
+    explicit Tracker(tf::Executor& executor) : executor_(executor) {}
+
+    // Replaces the variables with `count` new ones.
     void make_variables(std::size_t count) {
+        variables_.clear();
+        variables_.resize(count);
+    }
+
+    // Drops all handles. No task may be running.
+    void forget() {
         while (first_ != next_) {
             handle(first_++).reset();
         }
-        variables_.clear();
-        variables_.resize(count);
     }
 
     // Submits a task that runs `body` after all earlier conflicting tasks.
@@ -107,6 +115,14 @@ class Engine {
         submit([] {}, Reads(reads), write);
     }
 
+    // Submits a task that waits for the gate, and that writes all variables.
+    void hold(std::latch& gate) {
+        submit([&gate] { gate.wait(); }, Reads(), NONE);
+        for (Variable& variable : variables_) {
+            variable.writer = next_ - 1;
+        }
+    }
+
     void wait() {
         executor_.wait_for_all();
     }
@@ -136,7 +152,7 @@ class Engine {
         ring_ = std::move(more);
     }
 
-    tf::Executor executor_{WORKERS};
+    tf::Executor& executor_;
     std::vector<Variable> variables_;
     // Its size is a power of two.
     std::vector<tf::AsyncTask> ring_ = std::vector<tf::AsyncTask>(1024);
@@ -146,47 +162,41 @@ class Engine {
     std::vector<tf::AsyncTask*> before_;
 };
 
-double independent(Engine& engine) {
-    engine.make_variables(4096);
-    const auto start = Clock::now();
-    for (std::uint32_t i = 0; i < OPERATIONS; ++i) {
-        engine.submit({}, i % 4096);
+// A workload: submits tasks, and returns their number. `count` is the wanted number, or that of the steps.
+using Push = std::uint32_t (*)(Tracker&, std::uint32_t count, std::uint32_t iterations);
+
+std::uint32_t independent(Tracker& tasks, std::uint32_t count, std::uint32_t) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+        tasks.submit({}, i % 4096);
     }
-    engine.wait();
-    return ns_since(start) / OPERATIONS;
+    return count;
 }
 
-double chain(Engine& engine) {
-    engine.make_variables(1);
-    const auto start = Clock::now();
-    for (std::uint32_t i = 0; i < OPERATIONS; ++i) {
-        engine.submit({}, 0);
+std::uint32_t chain(Tracker& tasks, std::uint32_t count, std::uint32_t) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+        tasks.submit({}, 0);
     }
-    engine.wait();
-    return ns_since(start) / OPERATIONS;
+    return count;
 }
 
-double readers(Engine& engine) {
-    engine.make_variables(1);
-    const auto start = Clock::now();
-    for (std::uint32_t i = 0; i < OPERATIONS; ++i) {
+std::uint32_t readers(Tracker& tasks, std::uint32_t count, std::uint32_t) {
+    for (std::uint32_t i = 0; i < count; ++i) {
         if (i % 16 == 0) {
-            engine.submit({}, 0);
+            tasks.submit({}, 0);
         } else {
-            engine.submit({0}, NONE);
+            tasks.submit({0}, NONE);
         }
     }
-    engine.wait();
-    return ns_since(start) / OPERATIONS;
+    return count;
 }
 
 // The variables of an operation: those that it reads, and one that it writes.
 template <std::size_t N>
 using Pick = std::array<std::uint32_t, N>;
 
-// Returns different variables out of `variables` for each operation.
+// Returns `count` times different variables out of `variables`.
 template <std::size_t N>
-std::vector<Pick<N>> choose(std::uint32_t variables) {
+std::vector<Pick<N>> choose(std::uint32_t variables, std::uint32_t count) {
     std::uint64_t state = 42;
     const auto random = [&] {
         state ^= state << 13;
@@ -195,7 +205,7 @@ std::vector<Pick<N>> choose(std::uint32_t variables) {
         return static_cast<std::uint32_t>(state) % variables;
     };
     std::vector<Pick<N>> picks;
-    while (picks.size() < OPERATIONS) {
+    while (picks.size() < count) {
         Pick<N> pick;
         std::generate(pick.begin(), pick.end(), random);
         Pick<N> sorted = pick;
@@ -207,151 +217,194 @@ std::vector<Pick<N>> choose(std::uint32_t variables) {
     return picks;
 }
 
+// The variables are chosen by the first call, which is in the round that is discarded.
 template <std::size_t N, std::uint32_t VARIABLES>
-double random(Engine& engine) {
-    static const std::vector<Pick<N>> picks = choose<N>(VARIABLES);
-    engine.make_variables(VARIABLES);
-    const auto start = Clock::now();
+std::uint32_t random(Tracker& tasks, std::uint32_t count, std::uint32_t) {
+    static const std::vector<Pick<N>> picks = choose<N>(VARIABLES, count);
     for (const Pick<N>& pick : picks) {
-        engine.submit(Reads(pick).first(N - 1), pick.back());
+        tasks.submit(Reads(pick).first(N - 1), pick.back());
     }
-    engine.wait();
-    return ns_since(start) / OPERATIONS;
+    return static_cast<std::uint32_t>(picks.size());
 }
 
 // Task Bench's stencil: each point reads its own and its neighbours' variables from the previous step.
 template <class Body>
-double stencil(Engine& engine, std::uint32_t steps, Body body) {
-    engine.make_variables(2 * WIDTH);
-    const auto start = Clock::now();
+std::uint32_t stencil(Tracker& tasks, std::uint32_t steps, Body body) {
     for (std::uint32_t step = 0; step < steps; ++step) {
         const std::uint32_t current = (step & 1) * WIDTH, previous = WIDTH - current;
         for (std::uint32_t i = 0; i < WIDTH; ++i) {
             const std::uint32_t at = previous + i, write = current + i;
             if (i == 0) {
-                engine.submit(body, {at, at + 1}, write);
+                tasks.submit(body, {at, at + 1}, write);
             } else if (i == WIDTH - 1) {
-                engine.submit(body, {at - 1, at}, write);
+                tasks.submit(body, {at - 1, at}, write);
             } else {
-                engine.submit(body, {at - 1, at, at + 1}, write);
+                tasks.submit(body, {at - 1, at, at + 1}, write);
             }
         }
     }
-    engine.wait();
-    return ns_since(start) / (WIDTH * steps);
+    return WIDTH * steps;
 }
 
-double empty_stencil(Engine& engine) {
-    return stencil(engine, OPERATIONS * 4 / 5 / WIDTH, [] {});
+std::uint32_t empty_stencil(Tracker& tasks, std::uint32_t count, std::uint32_t) {
+    return stencil(tasks, std::max(count * 4 / 5 / WIDTH, 1u), [] {});
 }
 
-double serial_ns(std::uint32_t iterations) {
-    const std::uint32_t count = std::max(2'000'000 / (iterations + 1) / WIDTH, 20u) * WIDTH;
+std::uint32_t full_stencil(Tracker& tasks, std::uint32_t steps, std::uint32_t iterations) {
+    return stencil(tasks, steps, [iterations] { compute(iterations); });
+}
+
+struct Workload {
+    const char* name;
+    std::uint32_t variables;
+    Push push;
+};
+
+constexpr Workload WORKLOADS[] = {
+    {"independent/4096v", 4096, independent},
+    {"chain", 1, chain},
+    {"fanout 1w15r", 1, readers},
+    {"random 2r1w/1024v", 1024, random<3, 1024>},
+    {"wide 4r1w/8192v", 8192, random<5, 8192>},
+    {"wide 5r1w/8192v", 8192, random<6, 8192>},
+    {"wide 8r1w/8192v", 8192, random<9, 8192>},
+    {"wide 15r1w/8192v", 8192, random<16, 8192>},
+    {"stencil w16 empty", 2 * WIDTH, empty_stencil},
+    {"stencil w16", 2 * WIDTH, full_stencil},
+};
+
+using Figures = std::vector<double>;
+
+Figures push_and_run(Tracker& tasks, const Workload& workload, std::uint32_t count, std::uint32_t iterations) {
+    tasks.forget();
+    tasks.make_variables(workload.variables);
     const auto start = Clock::now();
-    for (std::uint32_t i = 0; i < count; ++i) {
-        compute(iterations);
-    }
-    return ns_since(start) / count;
+    const std::uint32_t pushed = workload.push(tasks, count, iterations);
+    tasks.wait();
+    return {ns_since(start) / pushed};
 }
 
-// Returns the size from which efficiency stays at 50 % or more, or a negative number if there is no such size.
-double metg(Engine& engine) {
-    double found = -1, task_before = 0, efficiency_before = 1;
-    for (std::uint32_t iterations = 16; iterations <= 1u << 17; iterations = iterations * 5 / 4 + 1) {
-        const double task = serial_ns(iterations);
-        const auto steps = static_cast<std::uint32_t>(std::clamp(4e7 / (task * WIDTH), 10.0, 2000.0));
-        const double each = stencil(engine, steps, [iterations] { compute(iterations); });
-        const double efficiency = task / WORKERS / each;
-        if (efficiency < 0.5) {
-            found = -1;
-        } else if (found < 0) {
-            found = task;
-            if (efficiency_before < 0.5) {
-                const double part = (0.5 - efficiency_before) / (efficiency - efficiency_before);
-                found = task_before + (task - task_before) * part;
-            }
-        }
-        task_before = task;
-        efficiency_before = efficiency;
-        if (found >= 0 && task > 4 * found) {
-            break;
-        }
+Figures first_use(std::uint32_t count) {
+    tf::Executor executor(WORKERS);
+    Tracker tasks(executor);
+    return push_and_run(tasks, WORKLOADS[0], count, 0);
+}
+
+Figures pushers(tf::Executor& executor, std::uint32_t count) {
+    const std::uint32_t each = count / PUSHERS;
+    std::vector<Tracker> all(PUSHERS, Tracker(executor));
+    for (Tracker& tasks : all) {
+        tasks.make_variables(OWN);
     }
-    return found;
+    const auto start = Clock::now();
+    std::vector<std::thread> threads;
+    for (Tracker& tasks : all) {
+        threads.emplace_back([&tasks, each] {
+            for (std::uint32_t i = 0; i < each; ++i) {
+                tasks.submit({}, i % OWN);
+            }
+        });
+    }
+    for (std::thread& thread : threads) {
+        thread.join();
+    }
+    executor.wait_for_all();
+    return {ns_since(start) / (each * PUSHERS)};
+}
+
+// Returns the process's resident memory without that of files, in bytes.
+double resident() {
+    std::ifstream status("/proc/self/status");
+    std::string word;
+    while (status >> word && word != "RssAnon:") {
+    }
+    double kib = 0;
+    status >> kib;
+    return 1024 * kib;
+}
+
+// Measures a backlog in a new process: see `backlog` in `src/workload.rs`.
+Figures backlog(Tracker& tasks, const Workload& workload, std::uint32_t count) {
+    Figures figures;
+    double bytes = 0;
+    for (const bool first : {true, false}) {
+        std::latch gate(1);
+        tasks.make_variables(workload.variables);
+        tasks.hold(gate);
+        const double before = resident();
+        auto start = Clock::now();
+        workload.push(tasks, count, 0);
+        figures.push_back(ns_since(start) / count);
+        if (first) {
+            bytes = (resident() - before) / count;
+        }
+        start = Clock::now();
+        gate.count_down();
+        tasks.wait();
+        figures.push_back(ns_since(start) / count);
+    }
+    figures.push_back(bytes);
+    return figures;
 }
 
 // Returns whether the results equal those of a serial run: each operation computes its variable's new value from the
 // old value and the values it reads.
-bool ordered(Engine& engine) {
-    const std::vector<Pick<3>> picks = choose<3>(1024);
+bool ordered(Tracker& tasks) {
+    const std::vector<Pick<3>> picks = choose<3>(1024, 100'000);
     std::vector<std::uint64_t> values(1024), serial(1024);
     const auto mix = [](std::vector<std::uint64_t>& values, const Pick<3>& pick) {
         const auto [a, b, c] = pick;
         values[c] = (values[c] ^ values[a]) * 0x9e37'79b9'7f4a'7c15 + values[b] + c;
     };
-    engine.make_variables(1024);
+    tasks.make_variables(1024);
     for (const Pick<3>& pick : picks) {
         mix(serial, pick);
-        engine.submit([&] { mix(values, pick); }, Reads(pick).first(2), pick.back());
+        tasks.submit([&] { mix(values, pick); }, Reads(pick).first(2), pick.back());
     }
-    engine.wait();
+    tasks.wait();
     return values == serial;
-}
-
-double median(std::vector<double>& figures) {
-    std::sort(figures.begin(), figures.end());
-    return figures[figures.size() / 2];
-}
-
-// Lets the previous measurement's threads go to sleep.
-void settle() {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
 }
 
 } // namespace
 
-int main() {
-    struct Row {
-        const char* name;
-        double (*run)(Engine&);
-        int rounds;
-        std::vector<double> figures;
-    };
-#ifdef __GLIBC__
+int main(int argc, char** argv) {
     // Freed memory is kept for the next round instead of being returned to the system page by page.
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
     mallopt(M_TOP_PAD, 64 << 20);
-#endif
-    Engine engine;
-    if (!ordered(engine)) {
-        std::fputs("tasks ran in an order that the dependences do not allow\n", stderr);
-        return EXIT_FAILURE;
-    }
-    // Workloads take turns, and the first round is discarded.
-    Row rows[] = {
-        {"independent/4096v", independent, ROUNDS, {}},
-        {"chain", chain, ROUNDS, {}},
-        {"fanout 1w15r", readers, ROUNDS, {}},
-        {"random 2r1w/1024v", random<3, 1024>, ROUNDS, {}},
-        {"wide 4r1w/8192v", random<5, 8192>, ROUNDS, {}},
-        {"wide 8r1w/8192v", random<9, 8192>, ROUNDS, {}},
-        {"stencil w16 empty", empty_stencil, ROUNDS, {}},
-        {"METG50 stencil w16", metg, METG_ROUNDS, {}},
-    };
-    for (int round = 0; round <= ROUNDS; ++round) {
-        for (Row& row : rows) {
-            if (round > row.rounds) {
-                continue;
-            }
-            settle();
-            const double figure = row.run(engine);
-            if (round > 0) {
-                row.figures.push_back(figure);
+    tf::Executor executor(WORKERS);
+    Tracker tasks(executor);
+    const auto answer = [&](const std::string& name, std::uint32_t count, std::uint32_t iterations) {
+        if (name == "first use") {
+            return first_use(count);
+        }
+        if (name == "pushers") {
+            return pushers(executor, count);
+        }
+        for (const Workload& workload : WORKLOADS) {
+            if (name == workload.name) {
+                return argc > 1 ? backlog(tasks, workload, count) : push_and_run(tasks, workload, count, iterations);
             }
         }
+        return Figures{};
+    };
+    const auto print = [](const Figures& figures) {
+        for (const double figure : figures) {
+            std::cout << figure << ' ';
+        }
+        std::cout << std::endl;
+    };
+    if (argc > 3) {
+        print(answer(argv[3], std::stoul(argv[2]), 0));
+        return EXIT_SUCCESS;
     }
-    for (Row& row : rows) {
-        std::printf("Taskflow dependent_async %s %.0f ns\n", row.name, median(row.figures));
+    if (!ordered(tasks)) {
+        std::cerr << "tasks ran in an order that the dependences do not allow\n";
+        return EXIT_FAILURE;
+    }
+    std::uint32_t count = 0, iterations = 0;
+    std::string name;
+    while (std::cin >> count >> iterations && std::getline(std::cin >> std::ws, name)) {
+        print(answer(name, count, iterations));
     }
     return EXIT_SUCCESS;
 }

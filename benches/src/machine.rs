@@ -151,6 +151,17 @@ pub fn settle() {
     std::thread::sleep(choose(Duration::from_millis(20), Duration::from_millis(1)));
 }
 
+/// Returns the process's resident memory without that of files, in bytes, or NaN if the system does not report it.
+#[must_use]
+pub fn resident() -> f64 {
+    let kib = || fs::read_to_string("/proc/self/status").ok()?.lines().find_map(kib_resident);
+    kib().map_or(f64::NAN, |kib| 1024.0 * kib)
+}
+
+fn kib_resident(line: &str) -> Option<f64> {
+    line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.parse().ok()
+}
+
 // --------------------------------------------------------------------------------------------- bracketed timings ----
 
 /// The maximum number of attempts at a timing. If all of them fail, its round has no such timing.
@@ -364,6 +375,16 @@ mod tests {
         assert_eq!(begin.steal_since(begin), 0.0);
         assert_eq!(CpuTime::parse("cpu 1 2 3\n"), None);
         assert_eq!(CpuTime::parse(""), None);
+    }
+
+    #[test]
+    fn memory_is_resident_once_it_is_written() {
+        assert_eq!(kib_resident("RssAnon:\t   2048 kB"), Some(2048.0));
+        assert_eq!(kib_resident("RssFile:\t   2048 kB"), None);
+        let before = resident();
+        let memory = std::hint::black_box(vec![1u8; 64 << 20]);
+        assert!(before.is_nan() || resident() - before > 32e6);
+        drop(memory);
     }
 
     #[test]

@@ -14,15 +14,17 @@ const MARK: &str = "raddle-round";
 /// The first word of the output's last line, which contains the numbers of timings.
 const COUNTS: &str = "raddle-timings";
 
-/// A function that takes a timing. It returns `None` if there is none, for instance because the runtime lacks the
-/// workload.
-type Timing<'a> = dyn FnMut(&mut Watch<'_>) -> Result<Option<f64>, Flipped> + 'a;
+/// A function that takes a timing and returns its figures. It returns `None` if there are none, for instance because
+/// the runtime lacks the workload.
+type Timing<'a> = dyn FnMut(&mut Watch<'_>) -> Result<Option<Vec<f64>>, Flipped> + 'a;
 
 /// A row of a benchmark.
 #[allow(missing_debug_implementations)]
 pub struct Row<'a> {
     /// The name, also used in the output of a single round.
     pub name: String,
+    /// What follows the name in that output, for each figure.
+    figures: &'static [&'static str],
     time: Box<Timing<'a>>,
 }
 
@@ -35,14 +37,24 @@ impl<'a> Row<'a> {
     /// Creates a row whose long timing detects flips itself.
     pub fn steady(
         name: impl Into<String>,
-        time: impl FnMut(&mut Watch<'_>) -> Result<Option<f64>, Flipped> + 'a,
+        mut time: impl FnMut(&mut Watch<'_>) -> Result<Option<f64>, Flipped> + 'a,
     ) -> Self {
-        Self { name: name.into(), time: Box::new(time) }
+        let time = move |watch: &mut Watch<'_>| Ok(time(watch)?.map(|figure| vec![figure]));
+        Self { name: name.into(), figures: &[""], time: Box::new(time) }
     }
 
-    fn take(&mut self, samples: &mut Samples) {
-        if let Some((state, Some(figure))) = machine::steady(&mut self.time) {
-            samples.push(state, figure);
+    /// Creates a row whose timing returns several figures.
+    pub fn several(
+        name: String,
+        figures: &'static [&'static str],
+        mut time: impl FnMut() -> Option<Vec<f64>> + 'a,
+    ) -> Self {
+        Self { name, figures, time: Box::new(move |_| Ok(time())) }
+    }
+
+    fn take(&mut self, samples: &mut [Samples]) {
+        if let Some((state, Some(figures))) = machine::steady(&mut self.time) {
+            samples.iter_mut().zip(figures).for_each(|(samples, figure)| samples.push(state, figure));
         }
     }
 
@@ -53,18 +65,18 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Measures the rows in turn for `rounds` rounds, after a discarded one. Calls `between` with each round's number when
-/// the round is over.
+/// Measures the rows in turn for `rounds` rounds, after a discarded one, and returns each figure's samples. Calls
+/// `between` with each round's number when the round is over.
 pub fn measure(rows: &mut [Row<'_>], rounds: usize, mut between: impl FnMut(usize)) -> Vec<Samples> {
     rows.iter_mut().for_each(Row::warm_up);
-    let mut samples = vec![Samples::new(); rows.len()];
+    let mut samples: Vec<_> = rows.iter().map(|row| vec![Samples::new(); row.figures.len()]).collect();
     for round in 0..rounds {
         for (row, samples) in rows.iter_mut().zip(&mut samples) {
             row.take(samples);
         }
         between(round);
     }
-    samples
+    samples.concat()
 }
 
 /// Returns whether this program is to print a single round.
@@ -76,10 +88,11 @@ pub fn is_one_round() -> bool {
 /// Prints a single round of the rows, after a discarded one.
 pub fn print(rows: &mut [Row<'_>]) {
     let samples = measure(rows, 1, |_| {});
-    for (row, samples) in rows.iter().zip(&samples) {
+    let names = rows.iter().flat_map(|row| row.figures.iter().map(|figure| format!("{}{figure}", row.name)));
+    for (name, samples) in names.zip(&samples) {
         for state in State::ALL {
             for &figure in samples.of(state) {
-                println!("{}", line(&row.name, state, figure));
+                println!("{}", line(&name, state, figure));
             }
         }
     }

@@ -6,11 +6,12 @@
 
 use std::{
     hint::black_box,
+    process::Command,
     sync::atomic::{AtomicU32, Ordering},
 };
 
 use crate::shapes::*;
-use raddle::{Engine, EngineKind, OpContext, Operator, PushError, Token, Var};
+use raddle::{Accesses, Completion, Engine, EngineKind, OpContext, Operator, PushError, Token, Var, completion};
 use tokio::sync::{mpsc, watch};
 
 use crate::kernel::Work;
@@ -20,8 +21,11 @@ mod dagrs_graph;
 #[cfg(feature = "dagrs")]
 pub use dagrs_graph::Dagrs;
 
+/// The first argument of a program that measures a backlog: see [`Suite::backlog`](crate::workload::Suite::backlog).
+pub const BACKLOG: &str = "--backlog";
+
 /// A runtime for operations that read and mutate variables.
-pub trait Runtime {
+pub trait Runtime: Send + Sized {
     /// Returns the runtime's name in tables.
     fn name(&self) -> &str;
 
@@ -51,6 +55,17 @@ pub trait Runtime {
 
     /// Pushes a run of the operator.
     fn push_operator(&mut self) {}
+
+    /// Returns a runtime with its own variables, on a new engine or on the same one. Returns `None` if there are no
+    /// engines.
+    fn another(&self, _new_engine: bool) -> Option<Self> {
+        None
+    }
+
+    /// Returns [`Suite::backlog`](crate::workload::Suite::backlog).
+    fn backlog(&self) -> Option<Command> {
+        None
+    }
 }
 
 // --------------------------------------------------------------------------------------------------------- raddle ----
@@ -87,6 +102,26 @@ impl Raddle {
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
+
+    /// Holds back all further operations on the variables until the returned completion is used.
+    ///
+    /// # Panics
+    /// If the engine is shut down.
+    pub fn hold(&self) -> Completion {
+        let (send, begun) = std::sync::mpsc::channel();
+        let gate = self.engine.op("gate").writes(&self.variables);
+        gate.push(completion(), move |done| send.send(done).expect("the pushing thread should wait")).expect("push");
+        begun.recv().expect("the gate should begin")
+    }
+}
+
+/// The form in which an operation names four or more typed variables that it reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Shape {
+    Tuple,
+    Array,
+    Vec,
 }
 
 /// raddle with typed variables instead of tokens.
@@ -95,35 +130,59 @@ pub struct RaddleTyped {
     engine: Engine,
     variables: Vec<Var<u64>>,
     operator: Option<Operator>,
+    shape: Shape,
 }
 
 impl RaddleTyped {
     /// Wraps an existing engine, to compare tokens and typed variables on the same workers.
     #[must_use]
-    pub fn with(engine: Engine) -> Self {
-        Self { engine, variables: vec![], operator: None }
+    pub fn with(engine: Engine, shape: Shape) -> Self {
+        Self { engine, variables: vec![], operator: None, shape }
     }
 
     // In functions of their own, as the compiler would otherwise also change the code of the other arms of `submit`.
     #[inline(never)]
-    fn push_five(&self, work: Work, [a, b, c, d]: [u32; 4], write: u32) -> Result<(), PushError> {
-        let read = |variable: u32| self.variables[variable as usize].read();
-        let write = self.variables[write as usize].write();
-        self.engine.op("").push((read(a), read(b), read(c), read(d), write), move |_| work.run())
+    fn push<A: Accesses>(&self, work: Work, accesses: A) -> Result<(), PushError> {
+        self.engine.op("").push(accesses, move |_| work.run())
     }
 
     #[inline(never)]
     fn push_many(&self, work: Work, reads: &[u32], write: Option<u32>) -> Result<(), PushError> {
-        let variable = |variable: u32| &self.variables[variable as usize];
-        let reads: Vec<_> = reads.iter().map(|&read| variable(read).read()).collect();
-        let writes: Vec<_> = write.iter().map(|&write| variable(write).write()).collect();
-        self.engine.op("").push((reads, writes), move |_| work.run())
+        let read = |variable: u32| self.variables[variable as usize].read();
+        let vec = || reads.iter().map(|&variable| read(variable)).collect::<Vec<_>>();
+        let Some(write) = write else { return self.push(work, vec()) };
+        let w = self.variables[write as usize].write();
+        macro_rules! tuple {
+            ($($read:ident)* $(, $write:ident)?) => { ($(read($read),)* $($write)?) };
+        }
+        match (self.shape, reads) {
+            (Shape::Tuple, &[a, b, c, d]) => self.push(work, tuple!(a b c d, w)),
+            (Shape::Tuple, &[a, b, c, d, e]) => self.push(work, tuple!(a b c d e, w)),
+            (Shape::Tuple, &[a, b, c, d, e, f, g, h]) => self.push(work, tuple!(a b c d e f g h, w)),
+            // A tuple has at most twelve fields.
+            (Shape::Tuple, &[a, b, c, d, e, f, g, h, i, j, k, l, m, n, o]) => {
+                self.push(work, (tuple!(a b c d e f g h), tuple!(i j k l m n o), w))
+            }
+            (Shape::Array, _) if reads.len() == 4 => self.push(work, (array::<4>(reads).map(read), w)),
+            (Shape::Array, _) if reads.len() == 5 => self.push(work, (array::<5>(reads).map(read), w)),
+            (Shape::Array, _) if reads.len() == 8 => self.push(work, (array::<8>(reads).map(read), w)),
+            (Shape::Array, _) if reads.len() == 15 => self.push(work, (array::<15>(reads).map(read), w)),
+            _ => self.push(work, (vec(), w)),
+        }
     }
+}
+
+fn array<const COUNT: usize>(reads: &[u32]) -> [u32; COUNT] {
+    reads.try_into().expect("the length")
 }
 
 impl Runtime for RaddleTyped {
     fn name(&self) -> &'static str {
-        "raddle, typed"
+        match self.shape {
+            Shape::Tuple => "raddle, typed",
+            Shape::Array => "raddle, typed, arrays",
+            Shape::Vec => "raddle, typed, `Vec`s",
+        }
     }
 
     fn make_variables(&mut self, count: usize) {
@@ -145,7 +204,6 @@ impl Runtime for RaddleTyped {
             (&[a], Some(w)) => engine.op("").push((read(a), mutate(w)), move |_| work.run()),
             (&[a, b], Some(w)) => engine.op("").push((read(a), read(b), mutate(w)), move |_| work.run()),
             (&[a, b, c], Some(w)) => engine.op("").push((read(a), read(b), read(c), mutate(w)), move |_| work.run()),
-            (&[a, b, c, d], Some(w)) => self.push_five(work, [a, b, c, d], w),
             (reads, write) => self.push_many(work, reads, write),
         };
         pushed.expect("push");
@@ -238,6 +296,16 @@ impl Runtime for Raddle {
     #[inline]
     fn push_operator(&mut self) {
         self.operator.as_ref().expect("an operator").push().expect("push");
+    }
+
+    fn another(&self, new_engine: bool) -> Option<Self> {
+        Some(if new_engine { Self::new(self.engine.kind()) } else { Self::with(self.engine.clone()) })
+    }
+
+    fn backlog(&self) -> Option<Command> {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.arg(BACKLOG);
+        (self.engine.kind() == EngineKind::default()).then_some(command)
     }
 }
 

@@ -2,12 +2,13 @@
 //!
 //! The non-Rust peers (`external`) run the same workloads, with the same numbers of operations and variables.
 
-use std::time::Instant;
+use std::{process::Command, time::Instant};
 
 use crate::{
     kernel::{Kernel, Work},
+    machine,
     pattern::Pattern,
-    runtime::Runtime,
+    runtime::{Raddle, Runtime},
 };
 
 /// A pattern of dependences between empty operations.
@@ -27,13 +28,17 @@ pub enum Workload {
     Operator,
     /// Each operation reads four of 8,192 variables and mutates a fifth; all are chosen at random.
     Wide5,
+    /// The same with five reads.
+    Wide6,
     /// The same with eight reads.
     Wide9,
+    /// The same with fifteen reads.
+    Wide16,
 }
 
 impl Workload {
     /// All workloads.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Independent,
         Self::Chain,
         Self::Readers,
@@ -41,8 +46,16 @@ impl Workload {
         Self::Stencil,
         Self::Operator,
         Self::Wide5,
+        Self::Wide6,
         Self::Wide9,
+        Self::Wide16,
     ];
+
+    /// Those in which an operation has at most four accesses.
+    pub const NARROW: &[Self] = Self::ALL.split_at(6).0;
+
+    /// The others.
+    pub const WIDE: &[Self] = Self::ALL.split_at(6).1;
 
     /// Returns the name in tables.
     #[must_use]
@@ -55,7 +68,9 @@ impl Workload {
             Self::Stencil => "stencil, width 16",
             Self::Operator => "prebuilt operator, chain",
             Self::Wide5 => "4 reads + 1 write, 8,192 variables",
+            Self::Wide6 => "5 reads + 1 write, 8,192 variables",
             Self::Wide9 => "8 reads + 1 write, 8,192 variables",
+            Self::Wide16 => "15 reads + 1 write, 8,192 variables",
         }
     }
 }
@@ -72,13 +87,43 @@ pub struct Prepared {
 
 const WIDTH: u32 = 16;
 
+/// The number of threads in [`Suite::pushers`], and of each thread's variables.
+const PUSHERS: usize = 8;
+const OWN: usize = 512;
+
+/// The figures of a backlog, each per operation: the time of the pushes and that of the runs, both of them once more in
+/// the same engine, and the resident memory that the first pushes added.
+pub const BACKLOG: [&str; 5] = ["push, ns", "drain, ns", "push again, ns", "drain again, ns", "bytes"];
+
+/// Measures [`BACKLOG`] in a new process, in which the engine has pushed nothing yet.
+pub fn backlog(raddle: &mut Raddle, workload: Workload, operations: usize) -> Option<[f64; 5]> {
+    let each = |start: Instant| start.elapsed().as_nanos() as f64 / operations as f64;
+    let mut turn = || {
+        let prepared = workload.prepare(raddle, operations)?;
+        let gate = raddle.hold();
+        let before = machine::resident();
+        let start = Instant::now();
+        prepared.push(raddle);
+        let push = each(start);
+        let bytes = (machine::resident() - before) / operations as f64;
+        let start = Instant::now();
+        gate.complete();
+        raddle.wait();
+        Some([push, each(start), bytes])
+    };
+    let ([push, drain, bytes], [push_again, drain_again, _]) = (turn()?, turn()?);
+    Some([push, drain, push_again, drain_again, bytes])
+}
+
 impl Workload {
     /// Returns how many variables each operation uses, if they are chosen at random.
     fn picks(self) -> Option<usize> {
         match self {
             Self::Random => Some(3),
             Self::Wide5 => Some(5),
+            Self::Wide6 => Some(6),
             Self::Wide9 => Some(9),
+            Self::Wide16 => Some(16),
             _ => None,
         }
     }
@@ -90,7 +135,7 @@ impl Workload {
             Self::Independent => 4096,
             Self::Chain | Self::Readers | Self::Operator => 1,
             Self::Random => 1024,
-            Self::Wide5 | Self::Wide9 => 8192,
+            Self::Wide5 | Self::Wide6 | Self::Wide9 | Self::Wide16 => 8192,
             Self::Stencil => 2 * WIDTH,
         };
         runtime.make_variables(variables as usize);
@@ -147,8 +192,10 @@ impl Prepared {
                     runtime.submit(Work::EMPTY, &[a, b], Some(c));
                 }
             }
-            Workload::Wide5 => wide5(runtime, &self.picks),
-            Workload::Wide9 => wide9(runtime, &self.picks),
+            Workload::Wide5 => wide::<_, 5>(runtime, &self.picks),
+            Workload::Wide6 => wide::<_, 6>(runtime, &self.picks),
+            Workload::Wide9 => wide::<_, 9>(runtime, &self.picks),
+            Workload::Wide16 => wide::<_, 16>(runtime, &self.picks),
             Workload::Stencil => return stencil(runtime, self.operations),
             Workload::Operator => {
                 for _ in 0..self.operations {
@@ -163,18 +210,18 @@ impl Prepared {
 // In functions of their own, since the compiler would otherwise treat the other workloads differently as well.
 
 #[inline(never)]
-fn wide5<R: Runtime>(runtime: &mut R, picks: &[u32]) {
-    for picks in picks.chunks_exact(5) {
-        let &[a, b, c, d, e] = picks else { continue };
-        runtime.submit(Work::EMPTY, &[a, b, c, d], Some(e));
+fn wide<R: Runtime, const COUNT: usize>(runtime: &mut R, picks: &[u32]) {
+    for picks in picks.as_chunks::<COUNT>().0 {
+        let Some((&write, reads)) = picks.split_last() else { continue };
+        runtime.submit(Work::EMPTY, reads, Some(write));
     }
 }
 
+/// Pushes one of the threads' operations in [`Suite::pushers`].
 #[inline(never)]
-fn wide9<R: Runtime>(runtime: &mut R, picks: &[u32]) {
-    for picks in picks.chunks_exact(9) {
-        let &[a, b, c, d, e, f, g, h, i] = picks else { continue };
-        runtime.submit(Work::EMPTY, &[a, b, c, d, e, f, g, h], Some(i));
+fn own<R: Runtime>(runtime: &mut R, operations: usize) {
+    for i in 0..operations {
+        runtime.submit(Work::EMPTY, &[], Some((i % OWN) as u32));
     }
 }
 
@@ -226,6 +273,18 @@ pub trait Suite {
     /// Measures ns per operation, including push and run. Returns `None` if the runtime does not support the workload.
     fn time(&mut self, workload: Workload, operations: usize) -> Option<f64>;
 
+    /// Measures ns per operation for the first `operations` independent operations of a new engine. Returns `None` if the
+    /// runtime has no engines.
+    fn first_use(&mut self, operations: usize) -> Option<f64>;
+
+    /// Measures ns per operation when eight threads push to 512 variables each. The threads' start is included. Returns
+    /// `None` if threads cannot share the runtime.
+    fn pushers(&mut self, operations: usize) -> Option<f64>;
+
+    /// Returns a program that prints [`BACKLOG`], if its arguments are a number of operations and
+    /// [`name_of`](crate::external::name_of) the workload. Returns `None` if the runtime has none.
+    fn backlog(&self) -> Option<Command>;
+
     /// Runs a Task Bench graph, with fewer steps if the runtime limits the number of operations.
     fn graph(&mut self, pattern: &Pattern, steps: usize, kernel: Kernel, iterations: u32) -> Run;
 }
@@ -245,6 +304,27 @@ impl<R: Runtime> Suite for R {
         let operations = prepared.push(self);
         self.wait();
         Some(start.elapsed().as_nanos() as f64 / operations as f64)
+    }
+
+    fn first_use(&mut self, operations: usize) -> Option<f64> {
+        self.another(true)?.time(Workload::Independent, operations)
+    }
+
+    fn pushers(&mut self, operations: usize) -> Option<f64> {
+        let mut all = (0..PUSHERS).map(|_| self.another(false)).collect::<Option<Vec<R>>>()?;
+        all.iter_mut().for_each(|one| one.make_variables(OWN));
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for one in &mut all {
+                scope.spawn(move || own(one, operations / PUSHERS));
+            }
+        });
+        self.wait();
+        Some(start.elapsed().as_nanos() as f64 / (operations / PUSHERS * PUSHERS) as f64)
+    }
+
+    fn backlog(&self) -> Option<Command> {
+        Runtime::backlog(self)
     }
 
     fn graph(&mut self, pattern: &Pattern, steps: usize, kernel: Kernel, iterations: u32) -> Run {
