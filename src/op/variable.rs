@@ -353,15 +353,6 @@ impl VarCell {
     pub(crate) unsafe fn free(cell: NonNull<Self>) {
         // The fields are accessed through pointers, since a pinned thread may still read the queue and the name.
         // SAFETY: the cell lives until `dispose` below has run `free`.
-        let value = unsafe { &raw const (*cell.as_ptr()).value };
-        // SAFETY: the cell lives until `dispose` below has run `free`, and the field is constant.
-        let layout = unsafe { value.read() }.layout;
-        // SAFETY: the cell lives until `dispose` below has run `free`.
-        let name = unsafe { &raw const (*cell.as_ptr()).name };
-        // SAFETY: (2): no thread changes the field, and it is dropped only once, when no pinned thread can still read
-        // it.
-        let name = unsafe { name.read() };
-        // SAFETY: the cell lives until `dispose` below has run `free`.
         let core = unsafe { &raw const (*cell.as_ptr()).core };
         // SAFETY: the field is not used after this (2).
         let core = ManuallyDrop::into_inner(unsafe { core.read() });
@@ -373,11 +364,15 @@ impl VarCell {
         let waits = unsafe { &raw const (*cell.as_ptr()).waits };
         // SAFETY: (2), and every wait for the variable has started.
         drop(unsafe { waits.read() });
+        // Captures no more than a deferred function can hold without an allocation.
         let free = move || {
+            // SAFETY: no thread uses the cell any more, and the field is constant.
+            let layout = unsafe { cell.as_ref() }.value.layout;
+            // SAFETY: (2): no thread has changed the field, and it is dropped only once.
+            drop(unsafe { (&raw const (*cell.as_ptr()).name).read() });
             // SAFETY: the cell was boxed with this layout, and what its fields own was dropped or moved out: the value,
             // the name, the fault, the waits and the core.
             unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };
-            drop(name);
         };
         // SAFETY: (1) and (2) are what `dispose` requires.
         unsafe { VarQueue::dispose(VarCell::queue_ptr(cell), free) };

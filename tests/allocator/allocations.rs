@@ -143,6 +143,25 @@ fn a_refused_push_frees_its_error_even_if_the_drop_of_the_function_panics() {
     });
 }
 
+/// A variable is one block of memory. When it is freed, a pinned thread may still read it, which costs a share of a bag.
+#[test]
+fn a_variable_is_one_allocation() {
+    const VARIABLES: usize = 10_000;
+    let _alone = alone();
+    let engine = Engine::builder().workers(1).pin(false).build().expect("an engine");
+    let cases: [(&str, &dyn Fn()); 3] = [
+        ("a token", &|| drop(engine.token())),
+        ("a typed variable", &|| drop(engine.var(0u64))),
+        ("a named variable", &|| drop(engine.var(0u64).named("named"))),
+    ];
+    for (what, make_and_drop) in cases {
+        let before = ALLOCATIONS.load(Relaxed);
+        (0..VARIABLES).for_each(|_| make_and_drop());
+        let each = (ALLOCATIONS.load(Relaxed) - before) as f64 / VARIABLES as f64;
+        assert!(each < 1.1, "{what} takes {each} allocations");
+    }
+}
+
 /// All cases share one test, since the counts cover the whole process.
 #[test]
 #[cfg_attr(miri, ignore = "a steady state takes too many operations")]
