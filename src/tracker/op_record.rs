@@ -769,7 +769,8 @@ pub(super) unsafe fn retire_record<T>(record: NonNull<Op<T>>) {
 pub struct Room {
     /// The number of bytes.
     pub bytes: usize,
-    /// Whether there must instead be as much room as in any record of normal size. This is the exception.
+    /// Whether any task must fit instead, which is rare. This is a flag so that the size is known otherwise when a push is
+    /// compiled.
     pub any: bool,
 }
 
