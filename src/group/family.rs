@@ -97,7 +97,7 @@ impl Plan {
             names,
             priority,
             deadline,
-            group: GroupCore::new(group.cloned()),
+            group: GroupCore::of_children(group),
             within: within.map(|family| Weak::clone(&family.this)),
         })
     }
@@ -172,7 +172,6 @@ impl Family {
         let Some(Ok(plan)) = plan.map(|plan| plan.downcast::<Plan>()) else {
             unreachable!("an operation with children has a plan, and starts once")
         };
-        plan.group.set_parent(NonNull::from(op).cast());
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             core: Arc::clone(core),
@@ -361,7 +360,7 @@ impl Family {
         let mutates = entries.iter().any(|entry| entry.mode.is_write());
         self.count.enter();
         let Some(share) = self.this.upgrade() else { unreachable!("the caller has a reference") };
-        limits.join_kin(self.group(), share, mutates);
+        limits.join_kin(self.group(), share, Some(self.identity.op), mutates);
         job.limit(limits);
         let entries = sort(&mut entries, &spec.name, location)?;
         let op = self.core.create(spec, spec.priority, location, entries, job)?;

@@ -175,7 +175,7 @@ impl Scoped {
         let is_listed = !around.is_empty() && !cfg!(any(raddle_loom, raddle_shuttle));
         if is_listed {
             let (engine, around) = (cycles::engine(core), around.clone());
-            waiters().open_scope(OpenScope { engine, around, count: NonNull::from(&group.pending) });
+            waiters().open_scope(OpenScope { engine, around, count: NonNull::from(group.pending()) });
         }
         Ok(Arc::new(Self {
             core: Arc::clone(core),
@@ -263,7 +263,7 @@ impl Scoped {
                 left.push(handled);
             }
         }
-        let pending = &self.group.pending;
+        let pending = self.group.pending();
         let is_over = || pending.count() == 0;
         if self.core.has_workers() {
             wait::catch_up();
@@ -341,7 +341,7 @@ impl Scoped {
             };
             if of_task.into_iter().any(|handled| abandon(&handled)) {
                 has_any = true;
-                if let Some(wakers) = self.group.pending.leave(ticket) {
+                if let Some(wakers) = self.group.pending().leave(ticket) {
                     self.core.wake(wakers);
                 }
             }
@@ -357,7 +357,7 @@ impl Scoped {
     /// Removes the scope from dumps and frees the variables whose values were dropped. The scope must be over.
     pub(crate) fn free_variables(&self) {
         if self.is_listed {
-            waiters().close_scope(NonNull::from(&self.group.pending));
+            waiters().close_scope(NonNull::from(self.group.pending()));
         }
         let emptied = std::mem::take(&mut *lock(&self.emptied));
         drop(emptied);

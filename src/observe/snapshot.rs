@@ -20,7 +20,6 @@ use crate::{
     },
     observe::record,
     op::{
-        limits::Limits,
         task::{Task, flag},
         variable::VarCell,
     },
@@ -245,8 +244,10 @@ impl FoundOps {
             // SAFETY: the record was found marked after this thread was pinned, so it is not reused.
             let op = unsafe { record.as_ref() };
             // SAFETY: (1): the operation was pending when it was found marked.
-            for (depth, count) in op.task().limits().into_iter().flat_map(Limits::counts).enumerate() {
-                members.by_count.entry(count).or_default().push(Member { index, is_innermost: depth == 0 });
+            let Some(limits) = op.task().limits() else { continue };
+            for (depth, count) in limits.counts().enumerate() {
+                let is_innermost = depth == 0 && limits.parent().is_none();
+                members.by_count.entry(count).or_default().push(Member { index, is_innermost });
             }
         }
         members
