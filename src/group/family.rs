@@ -47,12 +47,12 @@ use crate::{
         push_error::{NoAccess, PushError},
     },
     group::room,
-    notify::{family_count::FamilyCount, waiters::Nested},
+    notify::family_count::FamilyCount,
     op::{
         cancellable::WaitersPlace,
         frame::Frame,
         group_core::GroupCore,
-        kin::{Kin, KinShare},
+        kin::{Around, Kin, KinShare},
         limits::Limits,
         spec::{Entries, Entry, Spec, sort},
         task::{ErasedJob, Task, flag},
@@ -517,17 +517,15 @@ impl Drop for FamilyPart<'_> {
 }
 
 impl Kin for Family {
-    fn each_held(&self, look: &mut dyn FnMut(NonNull<()>)) {
+    fn each_held_here(&self, look: &mut dyn FnMut(NonNull<()>), further: &mut dyn FnMut(Arc<dyn Kin>)) {
         self.plan.names.iter().for_each(|&(cell, _)| look(VarCell::queue_ptr(cell).cast()));
-        self.within().iter().for_each(|family| family.each_held(look));
+        self.within().into_iter().for_each(|family| further(family));
     }
 
-    fn each_parent(&self, look: &mut dyn FnMut(Nested)) {
+    fn each_around(&self, look: &mut dyn FnMut(Around)) {
         if !self.count.is_over() {
-            look(Nested { op: self.identity.op, depth: 0 });
+            look((self.identity.op, self.within().map(|family| family as Arc<dyn Kin>)));
         }
-        let mut look = |nested: Nested| look(Nested { depth: nested.depth + 1, ..nested });
-        self.within().iter().for_each(|family| family.each_parent(&mut look));
     }
 
     fn known_from(&self) -> Option<*const ()> {
