@@ -48,7 +48,7 @@ impl Engine {
 /// Any number of threads may push operations to a group. Once a wait for the group has returned `Ok` or
 /// [`WaitError::Failed`], all effects of the awaited operations are visible.
 ///
-/// A group takes about 3 KiB of memory and adds about 100 ns to each of its operations.
+/// A group takes about 400 bytes of memory and adds about 100 ns to each of its operations.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -227,7 +227,7 @@ impl Group {
     /// ```
     #[must_use]
     pub fn pending(&self) -> u64 {
-        self.core.live().map_or(0, |_| self.shared.pending.count())
+        self.core.live().map_or(0, |_| self.shared.pending().count())
     }
 
     /// Cancels all operations in the group and its nested groups that have not started, including those pushed later.

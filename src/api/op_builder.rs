@@ -530,7 +530,7 @@ impl<'e, S> OpBuilder<'e, S> {
         match (scoped, self.group) {
             (Some(scoped), _) => {
                 let mutates = self.owned.entries.iter().any(|entry| entry.mode.is_write());
-                limits.join_kin(scoped.group(), Arc::<Scoped>::clone(scoped), mutates);
+                limits.join_kin(scoped.group(), Arc::<Scoped>::clone(scoped), None, mutates);
             }
             (None, Some(group)) => limits.join(group),
             (None, None) => {}
@@ -672,8 +672,8 @@ impl<'e> OpBuilder<'e> {
     /// children that have not started. Once the parent has started, cancelling it through its handle does not cancel
     /// them.
     ///
-    /// The time and memory taken by the push of a child grow with the depth at which the child is nested, so children
-    /// should not be nested hundreds of levels deep.
+    /// Children may be nested to any depth. A parent takes about 600 bytes of memory besides its record until it is
+    /// complete.
     ///
     /// Only CPU operations can have children; others are refused with [`Misfit::Family`]. A child may be any kind of
     /// operation except an operator, and may run on a device.

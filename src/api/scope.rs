@@ -137,11 +137,11 @@ impl Engine {
         let result = panics::catch(|| f(&scope));
         let mut closed = scope.scoped.close();
         let mut panicked = result.is_err();
-        let mut payload = None;
+        let (mut payload, mut emptied) = (None, Vec::new());
         loop {
             // SAFETY: (1): the scope was closed after `f` had ended, so only the scope's operations and drops of its
             // values can push to it.
-            match unsafe { scope.scoped.drop_values() } {
+            match unsafe { scope.scoped.drop_values(&mut emptied) } {
                 Ok(false) => break,
                 Ok(true) => {}
                 Err(second) if panicked => panics::discard(second),
@@ -149,7 +149,8 @@ impl Engine {
             }
             closed = closed.and(scope.scoped.close());
         }
-        scope.scoped.free_variables();
+        scope.scoped.end();
+        drop(emptied);
         match (result, payload) {
             (Ok(result), None) => closed.map(|()| result),
             (Err(payload), _) | (_, Some(payload)) => resume_unwind(payload),
@@ -500,11 +501,9 @@ impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
     /// Completes the description. Returns an error if an operation around the scope holds one of the variables.
     fn check(&mut self, location: &'static Location<'static>, accesses: &impl ScopedAccesses) -> Result<(), PushError> {
         self.finish(accesses, 0)?;
-        let Some(held) = self.owned.entries.iter().find(|entry| self.scope.scoped.is_held_around(entry.cell)) else {
-            return Ok(());
-        };
-        // SAFETY: the caller has a handle to the variable.
-        let cell = unsafe { held.cell.as_ref() };
+        // SAFETY: the caller has a handle to each of the variables.
+        let mut cells = self.owned.entries.iter().map(|entry| unsafe { entry.cell.as_ref() });
+        let Some(cell) = cells.find(|cell| self.scope.scoped.is_held_around(cell)) else { return Ok(()) };
         Err(PushError::Variable(NoAccess::HeldAroundScope, cell.refused_access(&self.owned.spec.name, location)))
     }
 }

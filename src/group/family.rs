@@ -47,12 +47,12 @@ use crate::{
         push_error::{NoAccess, PushError},
     },
     group::room,
-    notify::{family_count::FamilyCount, waiters::Nested},
+    notify::family_count::FamilyCount,
     op::{
         cancellable::WaitersPlace,
         frame::Frame,
         group_core::GroupCore,
-        kin::{Kin, KinShare},
+        kin::{Around, Kin, KinShare},
         limits::Limits,
         spec::{Entries, Entry, Spec, sort},
         task::{ErasedJob, Task, flag},
@@ -97,7 +97,7 @@ impl Plan {
             names,
             priority,
             deadline,
-            group: GroupCore::new(group.cloned()),
+            group: GroupCore::of_children(group),
             within: within.map(|family| Weak::clone(&family.this)),
         })
     }
@@ -172,7 +172,6 @@ impl Family {
         let Some(Ok(plan)) = plan.map(|plan| plan.downcast::<Plan>()) else {
             unreachable!("an operation with children has a plan, and starts once")
         };
-        plan.group.set_parent(NonNull::from(op).cast());
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             core: Arc::clone(core),
@@ -361,7 +360,7 @@ impl Family {
         let mutates = entries.iter().any(|entry| entry.mode.is_write());
         self.count.enter();
         let Some(share) = self.this.upgrade() else { unreachable!("the caller has a reference") };
-        limits.join_kin(self.group(), share, mutates);
+        limits.join_kin(self.group(), share, Some(self.identity.op), mutates);
         job.limit(limits);
         let entries = sort(&mut entries, &spec.name, location)?;
         let op = self.core.create(spec, spec.priority, location, entries, job)?;
@@ -518,17 +517,15 @@ impl Drop for FamilyPart<'_> {
 }
 
 impl Kin for Family {
-    fn each_held(&self, look: &mut dyn FnMut(NonNull<()>)) {
+    fn each_held_here(&self, look: &mut dyn FnMut(NonNull<()>), further: &mut dyn FnMut(Arc<dyn Kin>)) {
         self.plan.names.iter().for_each(|&(cell, _)| look(VarCell::queue_ptr(cell).cast()));
-        self.within().iter().for_each(|family| family.each_held(look));
+        self.within().into_iter().for_each(|family| further(family));
     }
 
-    fn each_parent(&self, look: &mut dyn FnMut(Nested)) {
+    fn each_around(&self, look: &mut dyn FnMut(Around)) {
         if !self.count.is_over() {
-            look(Nested { op: self.identity.op, depth: 0 });
+            look((self.identity.op, self.within().map(|family| family as Arc<dyn Kin>)));
         }
-        let mut look = |nested: Nested| look(Nested { depth: nested.depth + 1, ..nested });
-        self.within().iter().for_each(|family| family.each_parent(&mut look));
     }
 
     fn known_from(&self) -> Option<*const ()> {

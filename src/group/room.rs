@@ -106,7 +106,7 @@ fn is_outside() -> bool {
 
 /// Returns the counts that include an operation of `group`, from the innermost group to the engine.
 fn counts<'a>(core: &'a Core, group: Option<&'a Arc<GroupCore>>) -> impl Iterator<Item = &'a PendingOps> {
-    group.into_iter().flat_map(GroupCore::path).map(|group| &group.pending).chain(iter::once(&core.pending))
+    group.into_iter().flat_map(|group| group.counts()).chain(iter::once(&core.pending))
 }
 
 /// Returns the first count without room for one operation plus the number that `slack` returns for the count's limit,
@@ -134,7 +134,7 @@ pub(crate) fn limit_group(core: &Arc<Core>, group: &GroupCore, limit: u64) {
         return;
     }
     core.bounds.begin_use();
-    if let Some(wakers) = group.pending.set_limit(limit) {
+    if let Some(wakers) = group.pending().set_limit(limit) {
         core.wake(wakers);
     }
 }

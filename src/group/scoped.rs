@@ -13,9 +13,8 @@
 //!
 //! # Who may touch what
 //!
-//! * `held`: constant. Its pointers may be dereferenced only while the operations around the scope run, by the scope's
-//!   function and by operations of the scope that were not abandoned.
-//! * `around`, `members`, `variables` and `emptied`: under their locks.
+//! * `around`, `members` and `variables`: under their locks. The pointers in `around` may be dereferenced only while the
+//!   operations around the scope run, by the scope's function and by operations of the scope that were not abandoned.
 //!
 //! This module has no edges of its own: the group's count hands over the effects of the operations.
 //!
@@ -57,23 +56,25 @@ use crate::{
     },
     notify::{
         pending::Ticket,
-        waiters::{Awaits, Goal, Nested, OpenScope, Ops, waiters},
+        waiters::{Awaits, Goal, OpenScope, waiters},
         wakers::Wakers,
     },
     op::{
         cancellable::{Handled, WaitersPlace},
         frame::{self, HeldAround},
         group_core::GroupCore,
-        kin::Kin,
+        kin::{Around, Kin},
         variable::VarCell,
         variables::OwnedVar,
     },
     sync::{Mutex, lock},
     system::panics,
+    tracker::Mode,
     wait::{
         self,
         cycles::{self, Cycle, Looks, blocked_members, find_cycle},
         in_place,
+        regain::regain_worker,
     },
 };
 
@@ -85,38 +86,33 @@ const RETRY: Duration = Duration::from_millis(1);
 /// small.
 const MANY: usize = 1024;
 
-/// The operations of a scope that may be run in place.
-#[derive(Debug, Default)]
-struct Members {
-    list: Vec<Arc<Handled<()>>>,
-    /// The number of operations that remained after complete ones were last removed.
-    left: usize,
-}
-
 /// Whether the operation of `handled` has ended or been abandoned. A cancelled operation ends when its turn comes.
 fn is_gone(handled: &Handled<()>) -> bool {
     handled.is_done() && !handled.beside().claim().awaits_turn()
+}
+
+/// What is around a scope.
+struct Surroundings {
+    /// The operations on the scope's thread, which cannot complete before it ends, and what they hold. Empty once the
+    /// scope is over, so that what is abandoned does not keep the scopes further out.
+    held: Box<[HeldAround]>,
+    /// Whether the scope has begun to abandon operations. The operations around the scope may end before these do.
+    abandons: bool,
 }
 
 /// A scope that is not over.
 pub(crate) struct Scoped {
     core: Arc<Core>,
     group: Arc<GroupCore>,
-    /// The operations around the scope, which cannot complete before it ends. Empty once the scope begins to abandon
-    /// operations.
-    around: Mutex<Ops>,
-    /// The variables that the operations around the scope hold.
-    held: Box<[HeldAround]>,
+    around: Mutex<Surroundings>,
     /// The thread that opened the scope, and its innermost frame at the time, or null.
     thread: ThreadId,
     opened_in: *const (),
     /// The state that the scope's operations share with their handles, if the end of the scope runs ready operations in
     /// place.
-    members: Option<Mutex<Members>>,
+    members: Option<Mutex<Vec<Arc<Handled<()>>>>>,
     variables: Mutex<Vec<OwnedVar>>,
-    /// Variables whose values were dropped; they are freed with the scope.
-    emptied: Mutex<Vec<OwnedVar>>,
-    /// Whether dumps show the scope until it is over. They do if the scope was opened inside an operation.
+    /// Whether dumps show the scope until it is over. They do if the scope was opened inside an operation of its engine.
     is_listed: bool,
 }
 
@@ -126,21 +122,24 @@ impl fmt::Debug for Scoped {
     }
 }
 
-// SAFETY: `opened_in` is only compared. The pointers in `held` and `around` are used only while the operations around
-// the scope run, by the scope's function and by those of its operations that are not abandoned.
+// SAFETY: `opened_in` is only compared. The pointers in `around` are used only while the operations around the scope
+// run, by the scope's function and by those of its operations that are not abandoned.
 unsafe impl Send for Scoped {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Scoped {}
 
 impl Kin for Scoped {
-    fn each_held(&self, look: &mut dyn FnMut(NonNull<()>)) {
+    fn each_held_here(&self, look: &mut dyn FnMut(NonNull<()>), further: &mut dyn FnMut(Arc<dyn Kin>)) {
         // SAFETY: (1): only the scope's function and its operations call this method, and the frames around the scope
         // outlive them. An abandoned operation never calls it, since that operation's function was dropped.
-        self.held.iter().for_each(|held| unsafe { held.each(look) });
+        lock(&self.around).held.iter().for_each(|held| unsafe { held.each(look, further) });
     }
 
-    fn each_parent(&self, look: &mut dyn FnMut(Nested)) {
-        lock(&self.around).iter().for_each(|op| look(*op));
+    fn each_around(&self, look: &mut dyn FnMut(Around)) {
+        let around = lock(&self.around);
+        if !around.abandons {
+            around.held.iter().for_each(|held| look((held.op.cast(), held.kin.clone())));
+        }
     }
 
     fn known_from(&self) -> Option<*const ()> {
@@ -170,24 +169,21 @@ impl Scoped {
         if worker_thread::uses_deque() {
             return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
-        let (group, around) = (GroupCore::new(None), frame::running_ops());
+        let (group, around) = (GroupCore::new(None), frame::running_op_of(core));
         // Models have no dumps.
-        let is_listed = !around.is_empty() && !cfg!(any(raddle_loom, raddle_shuttle));
-        if is_listed {
-            let (engine, around) = (cycles::engine(core), around.clone());
-            waiters().open_scope(OpenScope { engine, around, count: NonNull::from(&group.pending) });
+        let around = around.filter(|_| !cfg!(any(raddle_loom, raddle_shuttle)));
+        if let Some(op) = around {
+            waiters().open_scope(OpenScope { engine: cycles::engine(core), op, count: NonNull::from(group.pending()) });
         }
         Ok(Arc::new(Self {
             core: Arc::clone(core),
             group,
-            around: Mutex::new(around),
-            held: frame::held_around(),
+            around: Mutex::new(Surroundings { held: frame::held_around(), abandons: false }),
             thread: thread::current().id(),
             opened_in: frame::innermost().cast(),
             members: (frame::in_program() || worker_thread::lane_of(core).is_some()).then(Mutex::default),
             variables: Mutex::default(),
-            emptied: Mutex::default(),
-            is_listed,
+            is_listed: around.is_some(),
         }))
     }
 
@@ -202,9 +198,13 @@ impl Scoped {
 
     /// Whether an operation around the scope holds the variable. If so, an operation of the scope that declared the
     /// variable would wait for it forever.
-    pub(crate) fn is_held_around(&self, cell: NonNull<VarCell>) -> bool {
+    pub(crate) fn is_held_around(&self, cell: &VarCell) -> bool {
         let mut is_held = false;
-        self.each_held(&mut |queue| is_held |= queue == VarCell::queue_ptr(cell).cast());
+        // Nothing holds most variables, and a search takes long in a scope that is deeply nested.
+        if !cell.queue().is_idle(Mode::Write) {
+            let queue = NonNull::from(cell.queue()).cast();
+            (self as &dyn Kin).each_held(&mut |held| is_held |= held == queue);
+        }
         is_held
     }
 
@@ -226,11 +226,13 @@ impl Scoped {
     pub(crate) fn add_member(&self, handled: &Arc<Handled<()>>) {
         if let Some(members) = &self.members {
             let mut members = lock(members);
-            if members.list.len() >= MANY.max(2 * members.left) {
-                members.list.retain(|handled| !is_gone(handled));
-                members.left = members.list.len();
+            if members.len() == members.capacity() && members.len() >= MANY {
+                members.retain(|handled| !is_gone(handled));
+                // The next search for complete operations comes after as many pushes.
+                let left = members.len();
+                members.reserve(left);
             }
-            members.list.push(Arc::clone(handled));
+            members.push(Arc::clone(handled));
         }
     }
 
@@ -256,14 +258,14 @@ impl Scoped {
         // The operations belong to the parent process, and no thread runs them here.
         self.core.live()?;
         let mut left = Vec::new();
-        let next = || self.members.as_ref().and_then(|members| lock(members).list.pop());
+        let next = || self.members.as_ref().and_then(|members| lock(members).pop());
         while let Some(handled) = next() {
             in_place::run_handled(&self.core, &handled);
             if !is_gone(&handled) {
                 left.push(handled);
             }
         }
-        let pending = &self.group.pending;
+        let pending = self.group.pending();
         let is_over = || pending.count() == 0;
         if self.core.has_workers() {
             wait::catch_up();
@@ -279,6 +281,13 @@ impl Scoped {
             })
         };
         let mut deadlock = None;
+        self.core.live()?;
+        if is_over() {
+            // A wait would look through all frames on the thread, so the time of nested scopes would grow with the square
+            // of their number.
+            regain_worker(None);
+            return self.group.take_failure();
+        }
         let goal = Some(Goal::Counted(pending, None));
         wait::sleep(&self.core, None, Awaits::Scope, goal, &is_over, |waiter| {
             let Some(waiter) = waiter else { return pending.wait_until_idle(make_way) };
@@ -322,9 +331,8 @@ impl Scoped {
     /// so the operations no longer use what they borrowed. Returns whether any operation was abandoned.
     fn abandon(&self, blocked: &[(NonNull<()>, Ticket)], left: &[Arc<Handled<()>>]) -> bool {
         let (Ok(live), Some(members)) = (self.core.live(), &self.members) else { return false };
-        let members: Vec<_> = lock(members).list.iter().chain(left).map(Arc::clone).collect();
-        // The operations around the scope may end before the abandoned operations' turns come.
-        lock(&self.around).clear();
+        let members: Vec<_> = lock(members).iter().chain(left).map(Arc::clone).collect();
+        lock(&self.around).abandons = true;
         let mut has_any = false;
         for &(task, ticket) in blocked {
             // Several operations may have used this task's record in succession; those that have ended cannot be
@@ -341,7 +349,7 @@ impl Scoped {
             };
             if of_task.into_iter().any(|handled| abandon(&handled)) {
                 has_any = true;
-                if let Some(wakers) = self.group.pending.leave(ticket) {
+                if let Some(wakers) = self.group.pending().leave(ticket) {
                     self.core.wake(wakers);
                 }
             }
@@ -354,17 +362,19 @@ impl Scoped {
         frame::enter_after(&self.core, || panics::log!(Error, "raddle: the end of a scope waits forever: {deadlock}"));
     }
 
-    /// Removes the scope from dumps and frees the variables whose values were dropped. The scope must be over.
-    pub(crate) fn free_variables(&self) {
+    /// Removes the scope from dumps, and forgets what is around it. The scope must be over.
+    pub(crate) fn end(&self) {
         if self.is_listed {
-            waiters().close_scope(NonNull::from(&self.group.pending));
+            waiters().close_scope(NonNull::from(self.group.pending()));
         }
-        let emptied = std::mem::take(&mut *lock(&self.emptied));
-        drop(emptied);
+        let held = std::mem::take(&mut lock(&self.around).held);
+        drop(held);
     }
 
     /// Drops the values of the scope's variables, which operations can no longer declare. Returns whether there were
-    /// any values: their drops may push to the scope, which must then be [closed](Self::close) again.
+    /// any values: their drops may push to the scope, which must then be [closed](Self::close) again. Adds the variables
+    /// to `emptied`, which the caller drops when the scope is over, since drops of other values may still try to declare
+    /// them.
     ///
     /// # Errors
     /// Returns the payload of the first drop that panicked. The other values are still dropped.
@@ -372,7 +382,7 @@ impl Scoped {
     /// # Safety
     /// 1. [`close`](Self::close) has returned, and only operations of the scope and drops of its values have pushed to
     ///    it since that call began.
-    pub(crate) unsafe fn drop_values(&self) -> Result<bool, panics::Payload> {
+    pub(crate) unsafe fn drop_values(&self, emptied: &mut Vec<OwnedVar>) -> Result<bool, panics::Payload> {
         let variables = std::mem::take(&mut *lock(&self.variables));
         if self.core.is_forked() || variables.is_empty() {
             std::mem::forget(variables);
@@ -389,8 +399,7 @@ impl Scoped {
                 Err(first) => panicked = Some(first),
             }
         }
-        // The variables are not freed yet, since drops of other values may still try to declare them.
-        lock(&self.emptied).extend(variables);
+        emptied.extend(variables);
         panicked.map_or(Ok(true), Err)
     }
 }

@@ -5,14 +5,16 @@
 //!
 //! Operations are counted by *generation*. Exactly one generation is *current*: the one that pushes enter. A wait for
 //! all operations makes a free generation the current one and then *closes* the previous one. A closed generation
-//! drains, and is then free again. If no generation is free, a new one is created. The first [`INLINE`] generations are
-//! stored in [`PendingOps`] itself. Further generations are stored in chunks, each as large as all generations before
-//! it. Each generation has two words per shard, and threads are spread over the shards:
+//! drains, and is then free again. If no generation is free, a new one is created. Each generation has three words per
+//! shard, of which `rest` is used in the first shard only, and threads are spread over the shards. The words of the
+//! first [`INLINE`] generations are together, those of further generations in chunks, each as large as all generations
+//! before it.
 //!
 //! | word | meaning | bit 0 | bit 1 |
 //! |---|---|---|---|
 //! | `entered` | operations that entered through this shard, times four; increased by CAS | closed: an operation must enter the current generation instead | unused |
 //! | `left` | operations that left through this shard, times four | armed: a leaving operation also subtracts one from `rest` | watched: a leaving operation also looks for waiters for room |
+//! | `rest` | see below | | |
 //!
 //! Closing sets bit 0 of every word with one read-modify-write per word, which returns the word's exact count at that
 //! moment. The number of operations that have entered but not left is then added to the generation's `rest`, which
@@ -76,18 +78,9 @@ use crate::{
     testing::pause::{self, Point},
 };
 
-/// The number of generations stored in [`PendingOps`] itself. No more than fit into the padding of a shard's words,
-/// since each group, scope and operation with children has a count. An engine needs more only while as many generations
-/// drain at once. Small in models, so that they need chunks.
-const INLINE: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 16 };
-
-/// The number of chunks for further generations: enough for every ticket value. Models need two chunks.
-const CHUNKS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 28 };
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const _: () = assert!(
-    (INLINE as u64) << CHUNKS == 1 << u32::BITS,
-    "the number of generations must equal the number of ticket values"
-);
+/// The number of generations outside chunks. More are in use only while as many waits overlap. With four, the words of a
+/// shard take two cache lines, and a group, which has one shard, stays small. Fewer in models, so that they need chunks.
+const INLINE: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 4 };
 
 /// The bit that means *closed* in `entered`, and *armed* in `left`.
 const FLAG: u64 = 1;
@@ -108,28 +101,36 @@ pub fn slack(limit: u64) -> u64 {
 /// before the number of pending operations is added.
 const ZERO: u64 = 1 << 63;
 
-/// One shard's words, for all generations in [`PendingOps`] itself or for those in a chunk.
+/// One shard's words, for the first generations or for those in a chunk.
 #[derive(Debug)]
+#[repr(C)]
 struct Shard<W> {
-    entered: CachePadded<W>,
-    left: CachePadded<W>,
+    entered: W,
+    leaving: LeavingWords<W>,
 }
 
-type ShardWords = [AtomicU64; INLINE];
+/// The words that leaving operations change. They are not in the cache line of `entered`, since other threads push.
+#[derive(Debug)]
+#[repr(align(64))]
+struct LeavingWords<W> {
+    left: W,
+    rest: W,
+}
 
-/// Generations beyond those in [`PendingOps`] itself.
+/// Further generations.
 #[derive(Debug)]
 struct Chunk {
     shards: Box<[Shard<Box<[AtomicU64]>>]>,
-    rest: Box<[AtomicU64]>,
+    more: OnceLock<Box<Chunk>>,
 }
 
 impl Chunk {
     fn new(shards: usize, generations: usize) -> Self {
         let words = |word: u64| (0..generations).map(|_| AtomicU64::new(word)).collect::<Box<[_]>>();
         // Free generations are closed.
-        let shard = || Shard { entered: CachePadded::new(words(FLAG)), left: CachePadded::new(words(FLAG)) };
-        Self { shards: (0..shards).map(|_| shard()).collect(), rest: words(ZERO) }
+        let leaving = || LeavingWords { left: words(FLAG), rest: words(ZERO) };
+        let shard = |_| Shard { entered: words(FLAG), leaving: leaving() };
+        Self { shards: (0..shards).map(shard).collect(), more: OnceLock::new() }
     }
 }
 
@@ -193,50 +194,43 @@ pub enum WaitEnd {
     TimedOut,
 }
 
-/// The count of pending operations.
+/// The count of pending operations. Its first cache line has what pushes read.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct PendingOps {
-    current: CachePadded<AtomicUsize>,
-    shards: Box<[Shard<ShardWords>]>,
-    rest: ShardWords,
-    chunks: [OnceLock<Box<Chunk>>; CHUNKS],
-    state: Mutex<PendingState>,
-    drained: Condvar,
+    current: AtomicUsize,
+    shards: Box<[CachePadded<Shard<[AtomicU64; INLINE]>>]>,
     /// The number of pending operations at which no room is left.
     limit: AtomicU64,
-    room: Condvar,
     /// The process that created the count. In a forked child, the lock may be held forever by a thread of the parent.
     process: ProcessMark,
+    more: OnceLock<Box<Chunk>>,
+    drained: Condvar,
+    room: Condvar,
+    state: Mutex<PendingState>,
 }
 
 /// An operation's ticket: the generation that it entered and must leave.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket(u32);
 
-/// Returns the number of the chunk of a generation that is not in [`PendingOps`] itself, and the generation's index in
-/// the chunk.
-fn chunk_index(generation: usize) -> (usize, usize) {
-    let chunk = (generation / INLINE).ilog2();
-    (chunk as usize, generation - (INLINE << chunk))
-}
-
 impl PendingOps {
     /// Creates a count with at least `shards` shards. Their number is a power of two.
     pub fn new(shards: usize) -> Self {
-        let word = |generation: usize| {
-            // Every generation but the current one is closed.
-            AtomicU64::new(if generation == 0 { 0 } else { FLAG })
+        // Every generation but the current one is closed.
+        let words = |current: u64, other: u64| {
+            std::array::from_fn(|generation| AtomicU64::new(if generation == 0 { current } else { other }))
         };
+        let leaving = || LeavingWords { left: words(0, FLAG), rest: words(ZERO, ZERO) };
+        let shard = |_| CachePadded::new(Shard { entered: words(0, FLAG), leaving: leaving() });
         Self {
-            current: CachePadded::new(AtomicUsize::new(0)),
-            shards: (0..shards.next_power_of_two())
-                .map(|_| Shard {
-                    entered: CachePadded::new(std::array::from_fn(word)),
-                    left: CachePadded::new(std::array::from_fn(word)),
-                })
-                .collect(),
-            rest: std::array::from_fn(|_| AtomicU64::new(ZERO)),
-            chunks: std::array::from_fn(|_| OnceLock::new()),
+            current: AtomicUsize::new(0),
+            shards: (0..shards.next_power_of_two()).map(shard).collect(),
+            limit: AtomicU64::new(UNLIMITED),
+            process: ProcessMark::current(),
+            more: OnceLock::new(),
+            drained: Condvar::new(),
+            room: Condvar::new(),
             state: Mutex::new(PendingState {
                 free: BTreeSet::new(),
                 numbers: vec![0],
@@ -248,10 +242,6 @@ impl PendingOps {
                 watched: false,
                 left: 0,
             }),
-            drained: Condvar::new(),
-            limit: AtomicU64::new(UNLIMITED),
-            room: Condvar::new(),
-            process: ProcessMark::current(),
         }
     }
 
@@ -272,33 +262,32 @@ impl PendingOps {
 
     /// Returns the word `left` of a generation in a shard.
     fn left(&self, shard: usize, generation: usize) -> &AtomicU64 {
-        self.shards[shard].left.get(generation).unwrap_or_else(|| {
+        self.shards[shard].leaving.left.get(generation).unwrap_or_else(|| {
             let (chunk, index) = self.chunk(generation);
-            &chunk.shards[shard].left[index]
+            &chunk.shards[shard].leaving.left[index]
         })
     }
 
     /// Returns the word `rest` of a generation.
-    #[inline]
     fn rest(&self, generation: usize) -> &AtomicU64 {
-        match self.rest.get(generation) {
-            Some(word) => word,
-            None => self.rest_in_chunk(generation),
-        }
-    }
-
-    #[cold]
-    fn rest_in_chunk(&self, generation: usize) -> &AtomicU64 {
-        let (chunk, index) = self.chunk(generation);
-        &chunk.rest[index]
+        self.shards[0].leaving.rest.get(generation).unwrap_or_else(|| {
+            let (chunk, index) = self.chunk(generation);
+            &chunk.shards[0].leaving.rest[index]
+        })
     }
 
     /// Returns the chunk of a generation, and the generation's index in the chunk.
+    #[cold]
     fn chunk(&self, generation: usize) -> (&Chunk, usize) {
-        let (chunk, index) = chunk_index(generation);
-        // The chunk was created before the generation was opened for the first time (edge `open`).
-        let Some(chunk) = self.chunks[chunk].get() else { unreachable!("the generation was never opened") };
-        (chunk, index)
+        let (mut more, mut before) = (&self.more, INLINE);
+        loop {
+            // The chunk was created before the generation was opened for the first time (edge `open`).
+            let Some(chunk) = more.get() else { unreachable!("the generation was never opened") };
+            if generation < 2 * before {
+                return (chunk, generation - before);
+            }
+            (more, before) = (&chunk.more, 2 * before);
+        }
     }
 
     /// Counts an operation in and returns its ticket. Afterwards, everything that happened before the operation's
@@ -388,8 +377,8 @@ impl PendingOps {
     #[must_use = "futures wait to be woken"]
     pub fn leave(&self, ticket: Ticket) -> Option<Wakers> {
         let generation = ticket.0 as usize;
-        let shard = &self.shards[self.shard()];
-        let (Some(left), Some(rest)) = (shard.left.get(generation), self.rest.get(generation)) else {
+        let (shard, first) = (&self.shards[self.shard()], &self.shards[0]);
+        let (Some(left), Some(rest)) = (shard.leaving.left.get(generation), first.leaving.rest.get(generation)) else {
             return self.leave_chunk(generation);
         };
         self.leave_by(left, rest, generation)
@@ -402,7 +391,7 @@ impl PendingOps {
         self.leave_by(self.left(self.shard(), generation), self.rest(generation), generation)
     }
 
-    /// Counts an operation out through the words of its generation in the calling thread's shard.
+    /// Counts an operation out through the words of its generation, of which `left` is in the calling thread's shard.
     #[inline(always)]
     fn leave_by(&self, left: &AtomicU64, rest: &AtomicU64, generation: usize) -> Option<Wakers> {
         pause::at(Point::PendingBeforeLeave);
@@ -692,12 +681,14 @@ impl PendingOps {
     #[cold]
     fn make(&self, state: &mut PendingState) -> usize {
         let generation = state.numbers.len();
-        if generation >= INLINE {
-            let (chunk, index) = chunk_index(generation);
-            if index == 0 {
-                let made = self.chunks[chunk].set(Box::new(Chunk::new(self.shards.len(), INLINE << chunk)));
-                debug_assert!(made.is_ok(), "each chunk is made once, under the lock");
+        assert!(u32::try_from(generation).is_ok(), "there are more generations than tickets");
+        if generation >= INLINE && generation.is_power_of_two() {
+            let mut last = &self.more;
+            while let Some(chunk) = last.get() {
+                last = &chunk.more;
             }
+            let made = last.set(Box::new(Chunk::new(self.shards.len(), generation)));
+            debug_assert!(made.is_ok(), "each chunk is made once, under the lock");
         }
         state.numbers.push(0);
         generation

@@ -306,13 +306,13 @@ impl WaiterEntry {
 // `Sync`, and any thread may call `is_over`.
 unsafe impl Send for WaiterEntry {}
 
-/// An open scope: it was opened inside operations and has not ended.
-#[derive(Clone, Debug)]
+/// An open scope: it was opened inside an operation and has not ended.
+#[derive(Clone, Copy, Debug)]
 pub struct OpenScope {
     /// The engine of the scope. The pointer is only compared.
     pub engine: NonNull<()>,
-    /// The operations around the scope, innermost first.
-    pub around: Ops,
+    /// The innermost operation of this engine around the scope.
+    pub op: NonNull<()>,
     /// The count of the scope's operations.
     pub count: NonNull<PendingOps>,
 }
@@ -465,7 +465,7 @@ impl Waiters {
 
     /// Returns the open scopes of `engine`.
     pub fn scopes(&self, engine: NonNull<()>) -> Vec<OpenScope> {
-        lock(&self.list).scopes.iter().filter(|scope| scope.engine == engine).cloned().collect()
+        lock(&self.list).scopes.iter().filter(|scope| scope.engine == engine).copied().collect()
     }
 }
 

@@ -20,7 +20,6 @@ use crate::{
     },
     observe::record,
     op::{
-        limits::Limits,
         task::{Task, flag},
         variable::VarCell,
     },
@@ -50,12 +49,11 @@ pub(crate) fn take(core: &Core) -> Dump {
     // The sleeping threads are listed before the operations. Any operation that one of these threads still awaits
     // afterwards is therefore found to be pending.
     let (mut threads, mut scopes) = (waiters().of_engine(cycles::engine(core)), waiters().scopes(cycles::engine(core)));
-    let inside = threads.iter_mut().map(|thread| &mut thread.ops);
-    for ops in inside.chain(scopes.iter_mut().map(|scope| &mut scope.around)) {
-        // SAFETY: (1): this thread is pinned. (2): the functions of these operations had not returned when they
-        // were listed, so no record is reused before this thread is unpinned.
-        unsafe { keep_incomplete(ops) };
-    }
+    // SAFETY: (1): this thread is pinned. (2): the functions of these operations had not returned when they were listed,
+    // so no record is reused before this thread is unpinned.
+    threads.iter_mut().for_each(|thread| unsafe { keep_incomplete(&mut thread.ops) });
+    // SAFETY: as for (2) above.
+    scopes.retain(|scope| !unsafe { scope.op.cast::<Op<Task>>().as_ref() }.task().is_over());
     let mut successors = Successors::new(&pinned);
     let marks = [core.mark(), core.started_mark()];
     let look = |op: &Op<Task>, mark: *mut ()| {
@@ -86,8 +84,8 @@ pub(crate) fn take(core: &Core) -> Dump {
             parent.state = OpState::WaitingForChildren;
         }
     }
-    for OpenScope { around, count, .. } in scopes {
-        if let Some(&op) = around.iter().find_map(|around| by_record.get(&around.op)) {
+    for OpenScope { op, count, .. } in scopes {
+        if let Some(&op) = by_record.get(&op) {
             let inside = members.in_count(count.as_ptr()).filter(|member| member.is_innermost);
             dump.ops[op].waits_for.extend(inside.map(|member| member.index));
         }
@@ -245,8 +243,10 @@ impl FoundOps {
             // SAFETY: the record was found marked after this thread was pinned, so it is not reused.
             let op = unsafe { record.as_ref() };
             // SAFETY: (1): the operation was pending when it was found marked.
-            for (depth, count) in op.task().limits().into_iter().flat_map(Limits::counts).enumerate() {
-                members.by_count.entry(count).or_default().push(Member { index, is_innermost: depth == 0 });
+            let Some(limits) = op.task().limits() else { continue };
+            for (depth, count) in limits.counts().enumerate() {
+                let is_innermost = depth == 0 && limits.parent().is_none();
+                members.by_count.entry(count).or_default().push(Member { index, is_innermost });
             }
         }
         members

@@ -31,8 +31,6 @@ use std::{
     sync::Arc,
 };
 
-use smallvec::SmallVec;
-
 use crate::{
     device::{
         running_kernel::{as_kernel, in_kernel},
@@ -443,27 +441,28 @@ pub(crate) fn panicking_op() -> Option<(Name, &'static Location<'static>, Option
 
 /// What a frame's operation holds, as seen from a scope inside the frame.
 pub(crate) struct HeldAround {
-    /// The operation, if it is asynchronous and so may end before its function returns.
-    ends: Option<NonNull<Op<Task>>>,
+    pub(crate) op: NonNull<Op<Task>>,
+    /// Whether the operation is asynchronous and so may end before its function returns.
+    may_end: bool,
     /// The queues of its variables. The pointers are only compared.
-    queues: SmallVec<[NonNull<()>; 4]>,
+    queues: Box<[NonNull<()>]>,
     /// The family or scope to which the operation belongs.
-    kin: Option<Arc<dyn Kin>>,
+    pub(crate) kin: Option<Arc<dyn Kin>>,
 }
 
 impl HeldAround {
-    /// Calls `look` with the queue of each variable held by the operation, by its parents, or by the operations around
-    /// its scope.
+    /// Calls `look` with the queue of each variable held by the operation, and `further` with the family or scope to
+    /// which the operation belongs.
     ///
     /// # Safety
     /// 1. The frame has not ended.
-    pub(crate) unsafe fn each(&self, look: &mut dyn FnMut(NonNull<()>)) {
+    pub(crate) unsafe fn each(&self, look: &mut dyn FnMut(NonNull<()>), further: &mut dyn FnMut(Arc<dyn Kin>)) {
         // SAFETY: (1): the operation of the frame is alive.
-        if self.ends.is_some_and(|op| unsafe { op.as_ref() }.task().is_over()) {
+        if self.may_end && unsafe { self.op.as_ref() }.task().is_over() {
             return;
         }
         self.queues.iter().for_each(|queue| look(*queue));
-        self.kin.iter().for_each(|kin| kin.each_held(look));
+        self.kin.iter().for_each(|kin| further(Arc::clone(kin)));
     }
 }
 
@@ -475,8 +474,8 @@ pub(crate) fn held_around() -> Box<[HeldAround]> {
             // SAFETY: these `Ties` belong to an unfinished call to `in_group`, whose caller has borrowed the family.
             let kin = frame.ties().child_of.map(|kin| Arc::clone(unsafe { kin.as_ref() }));
             let queues = op.accesses().iter().map(|access| access.queue_ptr().cast()).collect();
-            let ends = (frame.holds == Holds::Variables && op.task().has(flag::ASYNC)).then(|| NonNull::from(op));
-            held.push(HeldAround { ends, queues, kin });
+            let may_end = frame.holds == Holds::Variables && op.task().has(flag::ASYNC);
+            held.push(HeldAround { op: NonNull::from(op), may_end, queues, kin });
         }
         true
     };
@@ -494,14 +493,24 @@ pub(crate) fn running_ops() -> Ops {
             if let Some(family) = frame.ties().child_of {
                 // SAFETY: these `Ties` belong to an unfinished call to `in_group`, whose caller has borrowed the
                 // family.
-                unsafe { family.as_ref() }
-                    .each_parent(&mut |around| ops.push(Nested { depth: around.depth + 1, ..around }));
+                unsafe { family.as_ref() }.each_parent(&mut |around| ops.push(around));
             }
         }
         true
     };
     each_unknown(look);
     ops
+}
+
+/// Returns the innermost operation of this engine that runs on this thread and has not released its variables.
+pub(crate) fn running_op_of(core: &Core) -> Option<NonNull<()>> {
+    let mut running = None;
+    any_frame(|frame| {
+        let is_running = frame.is_of(core) && frame.holds != Holds::Nothing && !frame.is_over();
+        running = frame.op.filter(|_| is_running).map(NonNull::cast);
+        running.is_some()
+    });
+    running
 }
 
 /// Returns the operations and epilogues that this thread is inside of.

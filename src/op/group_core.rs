@@ -7,23 +7,17 @@
 //! fails, or changes nothing if the group was cancelled quietly.
 //!
 //! A member is counted in its group and in those around it from before its push until its epilogue has run, or until
-//! the end of its scope abandons it.
+//! the end of its scope abandons it. The group of a parent's children, for which nothing waits, has no count.
 //!
 //! # Who may touch what
 //!
 //! * `state`: any thread.
-//! * `belongs_to`: set before the first push, by the thread that starts the parent. The pointer is only compared.
 //! * `failures`: under their lock. No failure is dropped under the lock, since the drop may run program code.
 //! * `pending`: see [`PendingOps`].
 //!
 //! This module has no edges of its own: the count hands over what the members did.
 
-use std::{
-    collections::BTreeMap,
-    iter,
-    ptr::{self, NonNull},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, iter, ptr, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -34,7 +28,7 @@ use crate::{
     sync::{
         Mutex,
         Ordering::Relaxed,
-        atomic::{AtomicPtr, AtomicU8, AtomicU64},
+        atomic::{AtomicU8, AtomicU64},
         edge::{removed, step},
         lock,
     },
@@ -53,49 +47,64 @@ pub(crate) struct GroupCore {
     /// The group around this one.
     parent: Option<Arc<GroupCore>>,
     state: AtomicU8,
-    pub(crate) pending: PendingOps,
+    /// The count of the members, unless they are children.
+    count: Option<Box<PendingOps>>,
     /// The number of members pushed to the groups of this tree. Used only in the root group.
     pushed: AtomicU64,
-    /// The record of the members' parent, or null if they are not children.
-    belongs_to: AtomicPtr<()>,
     /// The failures of members since the last wait, keyed by push number.
     failures: Mutex<BTreeMap<u64, Kept>>,
 }
 
 impl std::fmt::Debug for GroupCore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GroupCore").field("pending", &self.pending.count()).finish_non_exhaustive()
+        f.debug_struct("GroupCore")
+            .field("pending", &self.count.as_ref().map(|count| count.count()))
+            .finish_non_exhaustive()
     }
 }
 
 impl GroupCore {
     /// Creates a group, inside `parent` if there is one.
     pub(crate) fn new(parent: Option<Arc<Self>>) -> Arc<Self> {
+        Self::with_count(parent, Some(Box::new(PendingOps::new(1))))
+    }
+
+    /// Creates the group of a parent's children. If the parent is in `group`, it is inside the innermost group there that
+    /// has a count, so the way outwards does not grow with the depth at which children are nested.
+    pub(crate) fn of_children(group: Option<&Arc<Self>>) -> Arc<Self> {
+        let counted = group.and_then(|group| if group.count.is_some() { Some(group) } else { group.parent.as_ref() });
+        Self::with_count(counted.cloned(), None)
+    }
+
+    fn with_count(parent: Option<Arc<Self>>, count: Option<Box<PendingOps>>) -> Arc<Self> {
         Arc::new(Self {
             parent,
             state: AtomicU8::new(OPEN),
-            pending: PendingOps::new(1),
+            count,
             pushed: AtomicU64::new(0),
-            belongs_to: AtomicPtr::new(ptr::null_mut()),
             failures: Mutex::default(),
         })
     }
 
-    /// Records that the members are children of the operation with this record. That operation does not complete before
-    /// they do.
-    pub(crate) fn set_parent(&self, record: NonNull<()>) {
-        // Relaxed: only dumps use this pointer, through the records of members, which are pushed later.
-        self.belongs_to.store(record.as_ptr(), Relaxed);
+    /// Returns this group and those around it, innermost first.
+    pub(crate) fn path(&self) -> impl Iterator<Item = &Self> {
+        iter::successors(Some(self), |group| group.parent.as_deref())
     }
 
-    /// Returns this group and those around it, innermost first.
-    pub(crate) fn path(self: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
-        iter::successors(Some(self), |group| group.parent.as_ref())
+    /// Returns the counts that include a member, innermost first.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = &PendingOps> {
+        self.path().filter_map(|group| group.count.as_deref())
+    }
+
+    /// Returns the count of the members. The group must not be that of a parent's children.
+    pub(crate) fn pending(&self) -> &PendingOps {
+        let Some(count) = &self.count else { unreachable!("nothing waits for the group of a parent's children") };
+        count
     }
 
     /// Whether this group is `other` or inside it.
     pub(crate) fn is_within(&self, other: &Self) -> bool {
-        ptr::eq(self, other) || self.parent.as_ref().is_some_and(|parent| parent.is_within(other))
+        self.path().any(|group| ptr::eq(group, other))
     }
 
     /// Cancels the members that have not started, including those pushed later, except clean-ups. Does nothing if the
@@ -110,33 +119,25 @@ impl GroupCore {
     /// Returns how this group or one around it was cancelled, if one was.
     pub(crate) fn cancelled(&self) -> Option<Cancel> {
         // Relaxed: a member that starts at the same time may run or be cancelled.
-        match self.state.load(Relaxed) {
+        self.path().find_map(|group| match group.state.load(Relaxed) {
             CANCELLED => Some(Cancel::Loudly),
             PASSED_OVER => Some(Cancel::Quietly),
-            _ => self.parent.as_ref().and_then(|parent| parent.cancelled()),
-        }
-    }
-
-    /// Returns the record of the members' parent, or null if they are not children.
-    pub(super) fn parent_record(&self) -> *const () {
-        // Relaxed: see `set_parent`. If a push misses the store, dumps merely do not show the member as a child of its
-        // parent.
-        self.belongs_to.load(Relaxed)
+            _ => None,
+        })
     }
 
     /// Counts a member that is about to be pushed. Returns its tickets and the number of its push.
-    pub(crate) fn enter(self: &Arc<Self>) -> (Tickets, u64) {
-        let is_counted = |group: &&Arc<Self>| Arc::ptr_eq(group, self) || !removed(step::COUNT_IN_EVERY_GROUP);
-        let enter = |group: &Arc<Self>| (ptr::from_ref(&group.pending), group.pending.enter());
-        let tickets = self.path().filter(is_counted).map(enter).collect();
+    pub(crate) fn enter(&self) -> (Tickets, u64) {
+        let counts = self.counts().take(if removed(step::COUNT_IN_EVERY_GROUP) { 1 } else { usize::MAX });
+        let tickets = counts.map(|count| (ptr::from_ref(count), count.enter())).collect();
         let root = self.path().last().unwrap_or(self);
         // Relaxed: each push by a thread has a higher number than that thread's previous push.
         (tickets, root.pushed.fetch_add(1, Relaxed))
     }
 
     /// Counts out a member with these tickets.
-    pub(crate) fn leave(self: &Arc<Self>, tickets: &Tickets) {
-        let left = self.path().zip(tickets).filter_map(|(group, &(_, ticket))| group.pending.leave(ticket));
+    pub(crate) fn leave(&self, tickets: &Tickets) {
+        let left = self.counts().zip(tickets).filter_map(|(count, &(_, ticket))| count.leave(ticket));
         left.collect::<SmallVec<[Wakers; 1]>>().into_iter().for_each(Wakers::wake);
     }
 
@@ -162,6 +163,16 @@ impl GroupCore {
         let failures = std::mem::take(&mut *lock(&self.failures));
         failures.values().filter(|kept| kept.is_own).for_each(|kept| kept.failure.mark_reported());
         failures.into_values().next().map_or(Ok(()), |first| Err(first.failure.into()))
+    }
+}
+
+impl Drop for GroupCore {
+    fn drop(&mut self) {
+        // Without recursion, since groups may be nested to any depth.
+        let mut parent = self.parent.take();
+        while let Some(mut last) = parent.and_then(Arc::into_inner) {
+            parent = last.parent.take();
+        }
     }
 }
 

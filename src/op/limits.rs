@@ -58,8 +58,9 @@ pub(crate) struct Limits {
     /// The number of the operation's push in its groups.
     number: u64,
     counts: Tickets,
-    /// The record of the operation's parent, or null. It belongs to the parent as long as the operation is pending.
-    parent: *const (),
+    /// The record of the operation's parent, if it is a child. It belongs to the parent as long as the operation is
+    /// pending.
+    parent: Option<NonNull<()>>,
     own: UnsafeCell<LimitsState>,
 }
 
@@ -95,7 +96,7 @@ impl Limits {
             mutates: true,
             number: 0,
             counts: Tickets::new(),
-            parent: ptr::null(),
+            parent: None,
             own: UnsafeCell::new(LimitsState { plan, ..LimitsState::default() }),
         })
     }
@@ -103,17 +104,22 @@ impl Limits {
     /// Counts the operation in `group`.
     pub(crate) fn join(&mut self, group: &Arc<GroupCore>) {
         (self.counts, self.number) = group.enter();
-        self.parent = group.parent_record();
         let group = Arc::clone(group);
         // SAFETY: the limits are borrowed exclusively.
         self.own.with_mut(|own| unsafe { &mut *own }.group = Some(group));
     }
 
     /// [`join`](Self::join) for a child or a scope's operation, in the group of its family or scope. The limits keep a
-    /// share of `kin`. If `kin` is a family, the caller has already counted that share. `mutates` says whether the
-    /// operation mutates a variable.
-    pub(crate) fn join_kin(&mut self, group: &Arc<GroupCore>, kin: Arc<dyn Kin>, mutates: bool) {
-        self.mutates = mutates;
+    /// share of `kin`. If `kin` is a family, the caller has already counted that share, and `parent` is the record of the
+    /// parent, which does not complete before the operation. `mutates` says whether the operation mutates a variable.
+    pub(crate) fn join_kin(
+        &mut self,
+        group: &Arc<GroupCore>,
+        kin: Arc<dyn Kin>,
+        parent: Option<NonNull<()>>,
+        mutates: bool,
+    ) {
+        (self.parent, self.mutates) = (parent, mutates);
         // SAFETY: the limits are borrowed exclusively.
         self.own.with_mut(|own| unsafe { &mut *own }.kin = Some(KinShare::new(kin)));
         self.join(group);
@@ -251,7 +257,7 @@ impl Limits {
 
     /// Returns the record of the operation's parent, if it is a child.
     pub(crate) fn parent(&self) -> Option<NonNull<()>> {
-        NonNull::new(self.parent.cast_mut())
+        self.parent
     }
 }
 

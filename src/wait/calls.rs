@@ -361,9 +361,9 @@ pub(crate) fn for_all_async(core: &Arc<Core>) -> impl Future<Output = Result<(),
 /// Waits for the operations of a group that were pushed before this call.
 pub(crate) fn for_group(core: &Arc<Core>, group: &GroupCore, deadline: Option<Instant>) -> Result<(), WaitError> {
     check_group_wait(core, group)?;
-    let covered = group.pending.begin();
-    let is_over = || group.pending.is_over(&covered);
-    let goal = Goal::Counted(&group.pending, Some(&covered));
+    let covered = group.pending().begin();
+    let is_over = || group.pending().is_over(&covered);
+    let goal = Goal::Counted(group.pending(), Some(&covered));
     if deadline.is_none() {
         in_place::run_leading(core, is_over, &goal)?;
     }
@@ -373,7 +373,7 @@ pub(crate) fn for_group(core: &Arc<Core>, group: &GroupCore, deadline: Option<In
         }
         make_way(core)?;
     }
-    wait_counted(core, Awaits::Group, &group.pending, &covered, deadline)?;
+    wait_counted(core, Awaits::Group, group.pending(), &covered, deadline)?;
     group.take_failure()
 }
 
@@ -421,7 +421,7 @@ impl Counted for AllOps {
 
 impl Counted for Arc<GroupCore> {
     fn pending<'a>(&'a self, _: &'a Core) -> &'a PendingOps {
-        &self.pending
+        GroupCore::pending(self)
     }
 
     fn result(&self, _: &Core) -> Result<(), WaitError> {

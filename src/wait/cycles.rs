@@ -567,8 +567,9 @@ pub(super) fn leads_to(op: &OpRef<Task>, goal: &Goal<'_>) -> bool {
     // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();
     let mut ops = Ops::from_iter([Nested { op: NonNull::from(&**op).cast(), depth: 0 }]);
-    let mut push = |around: Nested| ops.push(Nested { depth: around.depth + 1, ..around });
-    op.task().limits().and_then(Limits::kin).into_iter().for_each(|kin| kin.each_parent(&mut push));
+    if let Some(kin) = op.task().limits().and_then(Limits::kin) {
+        kin.each_parent(&mut |around| ops.push(around));
+    }
     // SAFETY: (1): this thread is pinned. (2): this thread owns the operation.
     let ahead = unsafe { incomplete(&ops) }.map(|op| (op, 0)).collect();
     let look = |op: &Op<Task>, _: usize, ahead: &mut Ahead<Task>| {

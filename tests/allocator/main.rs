@@ -3,6 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 
 mod allocations;
+mod nesting;
 mod waits;
 
 /// The system's allocator, with each test's counts.

@@ -29,7 +29,7 @@ use raddle::{
 // ----------------------------------------------------------------------------------------------------- the memory ----
 
 /// The number of allocated bytes.
-static BYTES: AtomicIsize = AtomicIsize::new(0);
+pub static BYTES: AtomicIsize = AtomicIsize::new(0);
 
 pub fn allocated(layout: Layout) {
     BYTES.fetch_add(layout.size() as isize, Relaxed);

@@ -1036,6 +1036,24 @@ fn a_failure_that_a_later_child_clears_does_not_fail_the_parent() {
 }
 
 #[test]
+fn a_failure_of_a_grandchild_that_a_later_child_clears_does_not_fail_the_parent() {
+    on_kinds(&KINDS, 2, |engine| {
+        let value = engine.var(0);
+        let inside = value.clone();
+        let parent = engine.op("parent").with_children().submit((cx(), value.write()), move |(cx, _)| {
+            let child = cx.child("child").with_children().push((raddle::cx(), inside.write()), |(cx, _)| {
+                cx.child("fails").try_push((), |()| Err("no".into())).unwrap();
+            });
+            child.unwrap();
+            cx.child("clears").push(inside.overwrite(), |value| *value = 3).unwrap();
+        });
+        parent.unwrap().wait().unwrap();
+        assert_eq!((engine.get(&value).unwrap(), value.version()), (3, 1));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
 fn a_failure_of_a_child_that_mutates_nothing_fails_the_parent() {
     on_kinds(&KINDS, 2, |engine| {
         let value = engine.var(0);
