@@ -40,8 +40,8 @@ const VARIABLES: usize = 6;
 const DRIVERS: usize = 2;
 /// The number of engines built by each driver between two memory measurements.
 const ROUNDS: usize = 4;
-/// The maximum growth from the first third of the run to the last: 20 MiB of records kept for reuse, and a margin for
-/// the allocator.
+/// The maximum growth from the first third of the run to the last: about 35 MB of records kept for reuse, and a margin
+/// for the allocator.
 const GROWTH: usize = 40 << 20;
 
 // ------------------------------------------------------------------------------------------------------- ledger ----

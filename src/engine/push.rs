@@ -569,7 +569,8 @@ fn init_task(
         unsafe { Task::begin(task, ticket, 0, flags) };
         // SAFETY: the task was begun, and no other thread knows it yet.
         unsafe { Task::describe(task, Name::from(name), location) };
-        // SAFETY: the task was begun, and no other thread knows it yet.
+        // SAFETY: the task was begun, and no other thread knows it yet. The callers have chosen the record's size by the
+        // job's.
         unsafe { Task::fill(task, job) };
     }
 }

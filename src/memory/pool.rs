@@ -82,15 +82,19 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     // SAFETY: only pinned threads still use the record, and they change only the atomics in front of the task.
     let used = unsafe { record.as_ref() };
     match used.record_size() {
-        Some(size) => reuse(record, size),
+        // SAFETY: (1): the caller retires the record, which has this size.
+        Some(size) => unsafe { reuse(record, size) },
         None => retire_to_slab(record, R::OWNING),
     }
 }
 
 /// [Retires](retire) a record of this size that owns no further allocation.
+///
+/// # Safety
+/// 1. The record was allocated with this size, and its last share has ended, on this thread.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline]
-pub(crate) fn reuse<R: Record>(record: NonNull<R>, size: RecordSize) {
+pub(crate) unsafe fn reuse<R: Record>(record: NonNull<R>, size: RecordSize) {
     if cfg!(raddle_unpooled) {
         retire_to_slab(record, size);
     } else {
@@ -122,7 +126,7 @@ pub(crate) fn allocate<R: Record>(_: RecordSize) -> (NonNull<R>, *mut R) {
 }
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub(crate) fn reuse<R: Record>(record: NonNull<R>, _: RecordSize) {
+pub(crate) unsafe fn reuse<R: Record>(record: NonNull<R>, _: RecordSize) {
     retire(record);
 }
 

@@ -120,12 +120,13 @@ const _: () = assert!(
     "there must be at most one allocation in a thousand operations"
 );
 
-/// The maximum number of batches kept for reuse; the records of further ones are given back to their slabs. Not tuned:
-/// 64 Ki records, or 20 MiB of those of normal size; of wide ones, a quarter.
+/// The maximum number of batches kept for reuse; the records of further ones are given back to their slabs. Not tuned: 6
+/// to 10 MiB of records of each size.
 const fn most_kept(size: RecordSize) -> usize {
     let records = match size {
-        RecordSize::Small | RecordSize::Medium | RecordSize::Normal => 1 << 16,
-        RecordSize::Wide => 1 << 14,
+        RecordSize::Small => 1 << 16,
+        RecordSize::Medium | RecordSize::Normal => 1 << 15,
+        RecordSize::Wide => 1 << 13,
     };
     records / (CAPACITY + 1)
 }
@@ -253,7 +254,8 @@ impl Cache {
     }
 
     /// Takes the record that stores the empty list, if there is one. If it is not of the size that was asked for, it is
-    /// put back: it may not be used before the epoch has passed, since a slow pop may read the list's first word.
+    /// put back: it may neither be given to its slab nor be pushed again before the epoch has passed, since a slow pop may
+    /// read the list's first word.
     #[cold]
     fn take_list(&self, size: RecordSize) -> Option<Taken> {
         let list = NonNull::new(self.free.get())?;

@@ -143,7 +143,8 @@ pub(crate) fn push_short<const N: usize>(
     });
     let head = PushHead { location, priority: DEFAULT_BAND, engine, lane: 0, internal: false };
     let id = recording.recorder.push_few(&head, name, accesses);
-    // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call.
+    // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call. (2): an engine
+    // records from its creation on, and all its records have this room.
     unsafe { Task::set_recorded(op.task_ptr(), id) };
 }
 
@@ -166,7 +167,8 @@ pub(crate) fn push(core: &Core, op: &OpRef<Task>) {
     } else {
         recording.recorder.next_op()
     };
-    // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call.
+    // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call. (2): an engine
+    // records from its creation on, and all its records have this room.
     unsafe { Task::set_recorded(op.task_ptr(), id) };
     tell(core, recording, op, id, |observer, op| observer.pushed(op));
 }

@@ -153,6 +153,7 @@ struct TaskExtras {
 }
 
 const _: () = assert!(EXTRAS + size_of::<TaskExtras>() <= TASK_ROOM, "any task must fit into a record of normal size");
+const _: () = assert!(size_of::<Task>() % align_of::<u64>() == 0, "a job must be aligned");
 
 /// Where the [`TaskExtras`] begin, in bytes from the task's start.
 const EXTRAS: usize = (size_of::<Task>() + size_of::<[u64; WORDS]>()).next_multiple_of(align_of::<TaskExtras>());

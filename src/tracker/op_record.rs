@@ -613,6 +613,7 @@ impl<T> OpRef<T> {
             let (record, later) = pool::allocate_rarely(size);
             return (record, later, size);
         }
+        debug_assert!(size_of::<T>() + room.bytes <= TASK_ROOM, "the task does not fit into any record");
         let size = size_for(count, size_of::<T>(), room.bytes);
         let (record, later) = pool::allocate(size);
         (record, later, size)
@@ -761,7 +762,8 @@ impl<T> OpRef<T> {
 pub(super) unsafe fn retire_record<T>(record: NonNull<Op<T>>) {
     // SAFETY: by (1) the record has not been retired, and its access lies directly behind the head.
     let access: &Access<T> = unsafe { record.byte_add(ACCESSES).cast().as_ref() };
-    pool::reuse(record, access.record_size());
+    // SAFETY: (1).
+    unsafe { pool::reuse(record, access.record_size()) };
 }
 
 /// The room that a record must have behind its task.
