@@ -786,10 +786,10 @@ pub(super) fn size_for(count: usize, task: usize, behind: usize) -> RecordSize {
     match count {
         // Without an access in the record, the size is not stored.
         0 => RecordSize::Normal,
-        _ if cfg!(any(raddle_loom, raddle_shuttle)) => RecordSize::Normal,
+        _ if count > WIDE_ACCESSES || cfg!(any(raddle_loom, raddle_shuttle)) => RecordSize::Normal,
         _ if fits(RecordSize::Small) => RecordSize::Small,
         _ if fits(RecordSize::Medium) => RecordSize::Medium,
-        _ if count > INLINE_ACCESSES && count <= WIDE_ACCESSES => RecordSize::Wide,
+        _ if count > INLINE_ACCESSES => RecordSize::Wide,
         _ => RecordSize::Normal,
     }
 }
