@@ -69,7 +69,7 @@ pub(crate) enum RecordSize {
 }
 
 impl RecordSize {
-    pub(super) const ALL: [Self; 4] = [Self::Small, Self::Medium, Self::Normal, Self::Wide];
+    pub(super) const ALL: [Self; SIZES] = [Self::Small, Self::Medium, Self::Normal, Self::Wide];
 
     /// Returns the size with this discriminant.
     #[inline]
@@ -93,6 +93,9 @@ impl RecordSize {
         }
     }
 }
+
+/// The number of sizes.
+const SIZES: usize = 4;
 
 /// The size of the records that store lists, of records of any size.
 pub(super) const LISTS: RecordSize = RecordSize::Normal;
@@ -339,7 +342,7 @@ enum Flush {
 }
 
 thread_static! {
-    static CACHES: [Cache; 4] = [const { Cache::new() }; 4]
+    static CACHES: [Cache; SIZES] = [const { Cache::new() }; SIZES]
 }
 
 /// Calls `f` with the thread's cache of records of this size.
@@ -394,21 +397,21 @@ struct Depot {
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-static DEPOTS: [Depot; 4] = [const {
+static DEPOTS: [Depot; SIZES] = [const {
     Depot {
         batches: BatchStack { head: AtomicPtr::new(null_mut()) },
         kept: AtomicUsize::new(0),
         retired: AtomicUsize::new(0),
         slabs_left: AtomicUsize::new(1),
     }
-}; 4];
+}; SIZES];
 #[cfg(raddle_loom)]
 loom::lazy_static! {
-    static ref DEPOTS: [Depot; 4] = Default::default();
+    static ref DEPOTS: [Depot; SIZES] = Default::default();
 }
 #[cfg(raddle_shuttle)]
 shuttle::lazy_static! {
-    static ref DEPOTS: [Depot; 4] = Default::default();
+    static ref DEPOTS: [Depot; SIZES] = Default::default();
 }
 
 impl Depot {
@@ -442,7 +445,7 @@ fn prefetch(record: Record, size: RecordSize) {
 /// The slabs that this process has allocated. A forked child begins without slabs: its parent's threads may have been
 /// changing the list of slabs.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-static SLABS: [PerProcess<Slabs>; 4] = [const { PerProcess::new() }; 4];
+static SLABS: [PerProcess<Slabs>; SIZES] = [const { PerProcess::new() }; SIZES];
 
 /// Returns this process's slabs of records of this size.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]

@@ -228,7 +228,7 @@ impl Task {
     /// 2. The record has [the room behind any task](Self::ANY_ROOM).
     pub(crate) unsafe fn fill_erased(task: *mut Self, mut job: ErasedJob) {
         Self::tell_place(task, job.beside());
-        let (StoredJob { vtable, storage }, limits, flags) = job.into_parts();
+        let (vtable, storage, limits, flags) = job.into_parts();
         // SAFETY: (1): the flags were set by `begin`. Only the job says whether there are limits.
         unsafe { (*task).flags &= !flag::LIMITED };
         set! { task, vtable: MaybeUninit::new(vtable), job: UnsafeCell::new(()) }
@@ -488,7 +488,7 @@ impl Op<Task> {
         // The cell is not borrowed during the call: the function looks at the handle, and another thread may end the
         // operation meanwhile.
         // SAFETY: (1) makes this thread the only user of the body, except of jobs that end early.
-        let body = unsafe { self.with_body(|body| Body { ..*body }) };
+        let body = unsafe { self.with_body(|body| *body) };
         body.start(call)
     }
 
@@ -628,12 +628,6 @@ const fn fits<W>() -> bool {
 /// The place of a job: large enough for the job if a record may hold it, and otherwise for a box.
 type Storage = [MaybeUninit<u64>; WORDS];
 
-/// A [`Job`] of any type that is not in a record.
-pub(crate) struct StoredJob {
-    vtable: &'static VTable,
-    storage: Storage,
-}
-
 /// The methods of a type of jobs. There are many such types, at least one for each function that a program pushes, so
 /// the table leaves out methods that are never called through it, and they need not be compiled.
 struct VTable {
@@ -659,9 +653,6 @@ struct Reporting {
 pub(crate) const fn flags_of<W: Job>() -> u16 {
     if W::REPORTS { flag::REPORTS } else { 0 }
 }
-
-// SAFETY: the stored job is `Send`.
-unsafe impl Send for StoredJob {}
 
 /// Stores a job.
 ///
@@ -743,17 +734,23 @@ unsafe fn __rust_begin_short_backtrace<W: Job>(storage: *mut (), call: &Call<'_>
 /// group before what its function captures is dropped.
 pub(crate) struct ErasedJob {
     limits: Option<Box<Limits>>,
-    body: Loose,
+    job: Loose,
     reports: bool,
 }
 
-/// A job that is not in a record yet.
-struct Loose(StoredJob);
+/// A [`Job`] of any type that is not in a record yet.
+struct Loose {
+    vtable: &'static VTable,
+    storage: Storage,
+}
+
+// SAFETY: the stored job is `Send`.
+unsafe impl Send for Loose {}
 
 impl Loose {
     /// Returns the job, which is borrowed exclusively.
     fn body(&mut self) -> Body {
-        Body { vtable: self.0.vtable, storage: self.0.storage.as_mut_ptr().cast() }
+        Body { vtable: self.vtable, storage: self.storage.as_mut_ptr().cast() }
     }
 }
 
@@ -768,8 +765,7 @@ impl ErasedJob {
         let mut storage = [MaybeUninit::uninit(); WORDS];
         // SAFETY: (1): this is the largest place for a job.
         unsafe { store(storage.as_mut_ptr().cast(), work) };
-        let job = StoredJob { vtable: const { &VTable::of::<W>() }, storage };
-        Self { limits: None, body: Loose(job), reports: W::REPORTS }
+        Self { limits: None, job: Loose { vtable: const { &VTable::of::<W>() }, storage }, reports: W::REPORTS }
     }
 
     /// Limits the operation.
@@ -779,21 +775,20 @@ impl ErasedJob {
 
     /// Returns the state beside the result, if the operation has a handle.
     pub(crate) fn beside(&mut self) -> Option<NonNull<Beside>> {
-        self.body.body().beside()
+        self.job.body().beside()
     }
 
-    /// Returns the job, the limits, and the flags of an operation with both.
-    pub(super) fn into_parts(self) -> (StoredJob, Option<Box<Limits>>, u16) {
-        let Self { limits, body, reports } = self;
+    /// Returns the job's table, the job, the limits, and the flags of an operation with both.
+    fn into_parts(self) -> (&'static VTable, Storage, Option<Box<Limits>>, u16) {
+        let Self { limits, job, reports } = self;
         let flags = if limits.is_some() { flag::LIMITED | flag::REPORTS } else { 0 };
-        let body = ManuallyDrop::new(body);
-        // SAFETY: `body` is neither used again nor dropped.
-        let job = unsafe { ptr::read(&raw const body.0) };
-        (job, limits, if reports { flags | flag::REPORTS } else { flags })
+        let job = ManuallyDrop::new(job);
+        (job.vtable, job.storage, limits, if reports { flags | flag::REPORTS } else { flags })
     }
 }
 
 /// A job in place, for its user. What the user does with the job is permitted by the head of this module.
+#[derive(Clone, Copy)]
 struct Body {
     vtable: &'static VTable,
     /// Where [`store`] has stored a job of the type that `vtable` was made for.

@@ -760,10 +760,10 @@ impl<T> OpRef<T> {
 /// 1. The record has no share left, and this is called once.
 #[inline]
 pub(super) unsafe fn retire_record<T>(record: NonNull<Op<T>>) {
-    // SAFETY: by (1) the record has not been retired, and its access lies directly behind the head.
-    let access: &Access<T> = unsafe { record.byte_add(ACCESSES).cast().as_ref() };
+    // SAFETY: by (1) the record has not been retired, and it has an access.
+    let size = unsafe { alive(record).first_access() }.record_size();
     // SAFETY: (1).
-    unsafe { pool::reuse(record, access.record_size()) };
+    unsafe { pool::reuse(record, size) };
 }
 
 /// The room that a record must have behind its task.
@@ -779,8 +779,7 @@ pub struct Room {
 /// Returns the size of a record with `count` accesses, a task of `task` bytes, and room for `behind` bytes behind it.
 #[inline(always)]
 pub(super) fn size_for(count: usize, task: usize, behind: usize) -> RecordSize {
-    // Behind this many bytes, nothing fits into the smaller records, which the compiler sees for some numbers of
-    // accesses.
+    // Of this, the compiler knows all, so for some numbers of accesses it knows that the smaller records have no room.
     let before = ACCESSES + count * size_of::<Access<()>>() + task;
     let fits = |size: RecordSize| before <= size.bytes() && behind <= size.bytes() - before;
     match count {
