@@ -22,7 +22,7 @@ use crate::{
     observe::{record, recording::Recording},
     scheduler::IdlePolicy,
     sync::process::PerProcess,
-    system::topology,
+    system::{stack::StackSizes, topology},
     threads::{
         shuffler::Shuffler,
         thread_pool::{LaneSpec, ThreadPool},
@@ -109,6 +109,8 @@ pub struct EngineBuilder {
     workers: Option<usize>,
     prioritized_workers: Option<usize>,
     unpinned: bool,
+    stack_size: Option<usize>,
+    stack_reserve: Option<usize>,
     idle: IdlePolicy,
     max_pending: Option<usize>,
     gpus: Vec<GpuDriver>,
@@ -210,6 +212,46 @@ impl EngineBuilder {
     /// ```
     pub fn pin(mut self, pin: bool) -> Self {
         self.unpinned = !pin;
+        self
+    }
+
+    /// Sets the size of the stack of each of the engine's threads, in bytes. Default: 4 MiB, or `RUST_MIN_STACK` if that is
+    /// larger, or four times the [reserve](Self::stack_reserve) if that is larger still. Only the part that is used takes
+    /// memory.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), raddle::error::BuildError> {
+    /// let engine = raddle::Engine::builder().workers(2).stack_size(32 << 20).build()?; // each function may use 8 MiB
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn stack_size(mut self, bytes: usize) -> Self {
+        self.stack_size = Some(bytes);
+        self
+    }
+
+    /// Sets how many bytes of stack the function of each operation may use, wherever it runs. Default: a quarter of the
+    /// [size](Self::stack_size), so 1 MiB.
+    ///
+    /// An operation may run on the stack of another function: inside a wait, inside a push if it is
+    /// [eager](crate::OpBuilder::eager) or the engine is full, or on an engine of kind `Naive`. The same holds for wakers
+    /// and drops that run because an operation has ended. All this happens only where as many bytes are left. On a shorter
+    /// stack, such code is left to a worker: a wait hands its worker over, an eager operation is queued, and a push to a
+    /// full engine only waits. Without workers, it runs once an outer function has returned, or on a thread of its own
+    /// while the calling thread waits. So no recursion of operations overflows a stack, whatever its depth, if each
+    /// function keeps to the reserve. Where the bounds of a stack are unknown (systems other than Linux, and fibres), at
+    /// most three operations are nested.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().workers(1).stack_reserve(3 << 20).build()?;
+    /// engine.op("large frame").push((), |()| drop(std::hint::black_box([0u8; 2 << 20])))?;
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn stack_reserve(mut self, bytes: usize) -> Self {
+        self.stack_reserve = Some(bytes);
         self
     }
 
@@ -422,10 +464,10 @@ impl EngineBuilder {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if a number of workers is 0 or too high, if there are too many GPUs, if the value of
-    /// `RADDLE_ENGINE` is not the name of an engine kind, if the value of `RADDLE_SHUFFLE` is not a number, if the
-    /// recorder was made before this process was forked, if a profile cannot be written, or if a thread cannot be
-    /// started.
+    /// Returns an error if a number of workers is 0 or too high, if the sizes of stacks do not fit, if there are too many
+    /// GPUs, if the value of `RADDLE_ENGINE` is not the name of an engine kind, if the value of `RADDLE_SHUFFLE` is not a
+    /// number, if the recorder was made before this process was forked, if a profile cannot be written, or if a thread
+    /// cannot be started.
     pub fn build(self) -> Result<Engine, BuildError> {
         let kind = match (self.kind, env::var("RADDLE_ENGINE")) {
             (Some(kind), _) => kind,
@@ -462,7 +504,9 @@ impl EngineBuilder {
             EngineKind::Pooled => &lanes[..2],
             EngineKind::PerDevice => lanes,
         };
-        let (threads, boxed) = ThreadPool::new(lanes, cores);
+        let stacks = StackSizes::new(self.stack_size, self.stack_reserve)
+            .map_err(|(size, reserve)| BuildError::Stack { size, reserve })?;
+        let (threads, boxed) = ThreadPool::new(lanes, cores, stacks);
         let gpus = Gpus::new(self.gpus, kind, self.idle, !self.unpinned);
         let limit = self.max_pending.map(|limit| limit.max(1) as u64);
         let seed = match self.shuffle {

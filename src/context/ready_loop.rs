@@ -39,9 +39,9 @@ use crate::{
     tracker::{Hold, OpRef, ReadyList},
 };
 
-/// The nesting depth at which ready operations are left to outer loops. Not tuned: this is deep enough for intentional
-/// nesting, and shallow enough for any stack.
-const MAX_DEPTH: usize = 64;
+/// The nesting depth at which no more operations are nested on a stack of unknown bounds. Not tuned: by default, three
+/// operations fit into the stack of an engine's thread.
+const MAX_DEPTH: usize = 3;
 
 /// The maximum number of operations that a wait examines in one loop. Not tuned: examining one operation takes a few
 /// microseconds.
@@ -63,6 +63,13 @@ pub(crate) enum Epilogue {
     /// Not an epilogue: runs another engine's ready operation, which must not run inside the function of a device
     /// operation and is left to a loop outside that function.
     Other(Box<dyn FnOnce() + Send>),
+}
+
+impl Epilogue {
+    /// Whether program code may run in the epilogue, apart from wakers of those who wait for all operations.
+    pub(crate) fn runs_program_code(&self) -> bool {
+        !matches!(self, Self::Nothing | Self::CountOut(_))
+    }
 }
 
 /// The epilogues of several operations, in order of completion.
@@ -228,22 +235,23 @@ pub(crate) fn in_place<R>(f: impl FnOnce() -> R) -> R {
 }
 
 /// Whether this thread's loops and calls to [`in_place`] are nested at least [`MAX_DEPTH`] deep.
-pub(crate) fn is_deep() -> bool {
+fn is_deep() -> bool {
     // SAFETY: a loop lives until it has left the list, on the stack of this thread or of the blocked thread on whose
     // behalf this thread runs.
     let depth = unsafe { seen(INNERMOST.with(Cell::get)).as_ref() }.map_or(0, |innermost| innermost.depth);
     depth + IN_PLACE.with(Cell::get) >= MAX_DEPTH
 }
 
-/// Whether this thread's stack lacks room for another nested operation.
-pub(crate) fn is_stack_short() -> bool {
-    stack::is_short().unwrap_or_else(is_deep)
+/// Whether less is left of this thread's stack than the engine promises to each operation, so that none may be nested.
+#[inline]
+pub(crate) fn is_stack_short(core: &Core) -> bool {
+    core.threads().stacks().is_short().unwrap_or_else(is_deep)
 }
 
 /// Runs `f` on another stack, with the frames and loops of the calling thread. Returns `f` if the thread's worker
 /// cannot be handed over or no other stack is available.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
+pub(crate) fn on_another_stack(core: &Core, f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     // `f` may wait for operations that need the worker.
     if yield_worker().is_err() {
         return Err(f);
@@ -261,7 +269,7 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     // SAFETY: the engine binds nothing but thread-locals to a thread. The other thread takes over the thread-locals
     // that point to the frames and loops, and the worker was given up above. The frames and loops belong to the other
     // thread until `go_on` has returned, and the calling thread is blocked until then.
-    let done = unsafe { stack::on_another(go_on) };
+    let done = unsafe { stack::on_another(core.threads().stacks().size(), go_on) };
     running::put_runs(runs.take().unwrap_or_default());
     match (done, f) {
         (Err(_), Some(f)) => Err(f),
@@ -271,12 +279,13 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
 
 /// Returns `f`: models need no other stacks, since their own are small but sufficient.
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
+pub(crate) fn on_another_stack(core: &Core, f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     let _ = (
+        core.threads().stacks().size(),
         yield_worker as fn() -> _,
         frame::current as fn() -> _,
         frame::Frames::adopt as fn(_, fn()),
-        stack::on_another::<()> as unsafe fn(fn()) -> std::io::Result<()>,
+        stack::on_another::<()> as unsafe fn(usize, fn()) -> std::io::Result<()>,
         running::take_runs as fn() -> _,
         running::put_runs as fn(_),
     );

@@ -162,13 +162,11 @@ impl Core {
         let mut epilogues = epilogues.into_iter();
         if self.has_workers() {
             // The caller may hold a lock that a waker also acquires, so workers run the epilogues.
-            for epilogue in epilogues.by_ref() {
-                self.hand_over(move |core| run::finish(core, epilogue));
-            }
+            epilogues.by_ref().for_each(|epilogue| finish_on_worker(self, epilogue));
         }
         let mut run = || run_loop(self, None, &mut ready, &mut epilogues);
         // If no other stack is available, the loop runs on this one.
-        if !ready_loop::is_stack_short() || ready_loop::on_another_stack(&mut run).is_err() {
+        if !ready_loop::is_stack_short(self) || ready_loop::on_another_stack(self, &mut run).is_err() {
             run();
         }
     }
@@ -245,7 +243,8 @@ pub(super) fn run_here(core: &Arc<Core>, mut here: ReadyList<Task>, epilogue: Ep
     if core.is_forked() {
         return std::mem::forget(epilogue);
     }
-    if here.is_empty() {
+    // An engine without workers leaves program code to a loop if the stack is short.
+    if here.is_empty() && (core.has_workers() || !epilogue.runs_program_code() || !ready_loop::is_stack_short(core)) {
         return run::finish(core, epilogue);
     }
     worker_thread::share_slot();
@@ -273,21 +272,48 @@ fn run_now(core: &Arc<Core>, op: OpRef<Task>) {
     run_nested(core, Some(op), &mut ReadyList::default(), &mut iter::empty());
 }
 
-/// Runs the work in a new ready loop inside those already running on this thread. If these are nested too deeply,
-/// [leaves](Core::leave) the work to this engine's innermost loop instead.
+/// Runs the work in a new ready loop on this thread's stack, or elsewhere if the stack is short.
 fn run_nested(
     core: &Arc<Core>,
     first: Option<OpRef<Task>>,
     ready: &mut ReadyList<Task>,
     epilogues: &mut dyn Iterator<Item = Epilogue>,
 ) {
-    let is_deep = || if core.has_workers() { ready_loop::is_deep() } else { ready_loop::is_stack_short() };
-    // If this engine has no loop on this thread, nothing would run work left behind.
-    if ready_loop::has_loop(core) && is_deep() {
+    if ready_loop::is_stack_short(core) {
         first.into_iter().for_each(|op| ready.push(op));
-        ready_loop::with_loop(core, |ready_loop| core.leave(ready_loop, ready, epilogues));
+        run_elsewhere(core, ready, epilogues);
     } else {
         run_loop(core, first, ready, epilogues);
+    }
+}
+
+/// Runs the work on another stack, since this thread's is short. [Leaves](Core::leave) it to the workers or, without
+/// workers, to this engine's innermost loop on this thread. If there is no loop either, the work runs on the stack of a
+/// thread started for it while this one waits, and here only if no thread can be started.
+#[cold]
+fn run_elsewhere(core: &Arc<Core>, ready: &mut ReadyList<Task>, epilogues: &mut dyn Iterator<Item = Epilogue>) {
+    if core.has_workers() {
+        ready_loop::run(core, |passing| {
+            core.leave(passing, ready, epilogues);
+            while let Some(epilogue) = passing.pop_epilogue() {
+                finish_on_worker(core, epilogue);
+            }
+        });
+    } else if ready_loop::has_loop(core) {
+        ready_loop::with_loop(core, |ready_loop| core.leave(ready_loop, ready, epilogues));
+    } else {
+        let mut run = || run_loop(core, None, ready, epilogues);
+        if ready_loop::on_another_stack(core, &mut run).is_err() {
+            run();
+        }
+    }
+}
+
+/// Runs an epilogue on a worker. If there is no program code to run, counts the operation out here.
+fn finish_on_worker(core: &Arc<Core>, epilogue: Epilogue) {
+    match epilogue {
+        Epilogue::CountOut(ticket) => core.count_out(ticket),
+        epilogue => core.hand_over(move |core| run::finish(core, epilogue)),
     }
 }
 

@@ -22,7 +22,7 @@ use std::{mem, ptr, sync::Arc};
 
 use crate::{
     context::{
-        ready_loop::{Completed, Epilogue, FnState},
+        ready_loop::{self, Completed, Epilogue, FnState},
         worker_thread::{self, WorkerThread},
     },
     engine::{
@@ -508,11 +508,11 @@ impl Core {
     /// Wakes futures that wait for all operations or for room.
     #[cold]
     pub(crate) fn wake(self: &Arc<Self>, wakers: Wakers) {
-        // A GPU lane's thread leaves the wakers to a worker, unless the workers may have ended. In that case, the
+        // A GPU lane's thread, or one with little stack, leaves the wakers to a worker, unless the workers may have ended. In that case, the
         // operation pushed for the wakers would run here. The waker that ends the engine would find that operation
         // pending and register again. Counting the operation out would then wake that waker in another such operation,
         // and so on, endlessly.
-        if leaves_to_workers(self) || removed(engine_step::WAKE_HERE_ONCE_CLOSED) && worker_thread::serves_device() {
+        if is_left_to_workers(self) || removed(engine_step::WAKE_HERE_ONCE_CLOSED) && worker_thread::serves_device() {
             return self.hand_over(|_| wakers.wake());
         }
         // This thread may have given up its worker, either to a function that had waited or to a stop.
@@ -529,11 +529,11 @@ pub(crate) fn finish(core: &Arc<Core>, epilogue: Epilogue) {
     match epilogue {
         Epilogue::Nothing => {}
         Epilogue::CountOut(ticket) => core.count_out(ticket),
-        Epilogue::Completed(completed) if completed.runs_program_code() && leaves_to_workers(core) => {
+        Epilogue::Completed(completed) if completed.runs_program_code() && is_left_to_workers(core) => {
             core.hand_over(move |core| finish_completed(core, completed));
         }
         Epilogue::Completed(completed) => finish_completed(core, completed),
-        Epilogue::Started(op, remainder) if leaves_to_workers(core) => {
+        Epilogue::Started(op, remainder) if is_left_to_workers(core) => {
             core.hand_over(move |core| run_program_code(core, &op, None, || remainder.run()));
         }
         Epilogue::Started(op, remainder) => run_program_code(core, &op, None, || remainder.run()),
@@ -541,10 +541,10 @@ pub(crate) fn finish(core: &Arc<Core>, epilogue: Epilogue) {
     }
 }
 
-/// Whether program code that may wait must be left to a worker: the calling thread serves a GPU lane, so it must
-/// not block, and the engine has workers.
-fn leaves_to_workers(core: &Core) -> bool {
-    worker_thread::serves_device() && core.has_workers()
+/// Whether program code must be left to a worker: the engine has workers, and the calling thread serves a GPU lane, so it
+/// must not block, or has too little stack.
+fn is_left_to_workers(core: &Core) -> bool {
+    core.has_workers() && (worker_thread::serves_device() || ready_loop::is_stack_short(core))
 }
 
 /// Runs the program code of an epilogue and counts the operation out.

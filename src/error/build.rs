@@ -23,6 +23,14 @@ pub enum BuildError {
     NoWorkers,
     /// The builder was configured with more workers in a lane than this maximum.
     TooManyWorkers(usize),
+    /// The [reserve](crate::EngineBuilder::stack_reserve) of stack is below 64 KiB, or the
+    /// [size](crate::EngineBuilder::stack_size) does not exceed it by 128 KiB, or one of them is too large for any stack.
+    Stack {
+        /// The size of a stack, in bytes.
+        size: usize,
+        /// What each function is promised, in bytes.
+        reserve: usize,
+    },
     /// This string, from `RADDLE_ENGINE` or passed to `parse`, is not the name of a kind of engine.
     UnknownEngine(String),
     /// `RADDLE_SHUFFLE` has this value, which is not a valid seed.
@@ -43,6 +51,11 @@ impl fmt::Display for BuildError {
         match self {
             Self::NoWorkers => f.write_str("an engine needs at least one worker in each lane; ask for one or more"),
             Self::TooManyWorkers(max) => write!(f, "an engine has at most {max} workers in a lane; ask for fewer"),
+            Self::Stack { size, reserve } => write!(
+                f,
+                "stacks of {size} bytes cannot promise {reserve} to each function; reserve at least 65536, and choose a \
+                 size that exceeds the reserve by 131072 (by default, the reserve is a quarter of the size)"
+            ),
             Self::UnknownEngine(value) => {
                 write!(
                     f,

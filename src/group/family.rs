@@ -548,7 +548,7 @@ impl Kin for Family {
         }
         match self.this.upgrade() {
             // Nested families, each with a single child, may end inside one another to a great depth.
-            Some(this) if ready_loop::is_stack_short() => self.core.hand_over(move |_| this.end()),
+            Some(this) if ready_loop::is_stack_short(&self.core) => self.core.hand_over(move |_| this.end()),
             _ => ready_loop::in_place(|| self.end()),
         }
     }

@@ -1,43 +1,64 @@
-//! Stacks: whether too little of the calling thread's stack is left, and calls on another stack.
+//! Stacks: their sizes, whether too little of the calling thread's stack is left, and calls on another stack.
 
-use std::{io, panic::resume_unwind, thread};
+use std::{env, io, panic::resume_unwind, thread};
 
-/// The number of bytes of stack that must be left for a program function, on a stack of at least four times this size.
-/// Not tuned: functions that are written for two-mebibyte stacks and keep their buffers on the heap need less.
-const RESERVE: usize = 256 << 10;
+/// The default size of the stack of an engine's thread, in bytes. A quarter of it fits into the two mebibytes of a thread
+/// that the program starts, so operations may be nested there, too.
+const DEFAULT_SIZE: usize = 4 << 20;
 
-/// The number of bytes of stack that must always be left, however small the stack. The engine itself was measured to
-/// use 34 KiB when reclaiming what other operations have retired.
-const LEAST: usize = 96 << 10;
+/// The number of bytes that the engine itself needs on top of what a program function is promised. It was measured to use
+/// 34 KiB when reclaiming what other operations have retired.
+const OWN: usize = 64 << 10;
 
-/// The size of the other stack, in bytes. The stack is only mapped; unused pages take no memory.
+/// The smallest number of bytes that a program function can be promised.
+const LEAST: usize = 64 << 10;
+
+/// The largest size of a stack. Larger ones overflow when they are rounded to pages.
+const MOST: usize = isize::MAX as usize / 2;
+
+/// The least size of the other stack, in bytes. The stack is only mapped; unused pages take no memory.
 const ANOTHER: usize = 64 << 20;
 
-/// Whether too little stack is left for the calling thread to call a program function on top of its current frames.
-/// Returns `None` if unknown.
-#[inline]
-pub(crate) fn is_short() -> Option<bool> {
-    let StackBounds { lowest, enough, end } = imp::bounds()?;
-    let here = pointer();
-    // The bounds of a stack created by the program are unknown.
-    (lowest <= here && here <= end).then_some(here < enough)
+/// The sizes of the stacks of an engine's threads, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StackSizes {
+    size: usize,
+    /// What each program function is promised.
+    reserve: usize,
+}
+
+impl StackSizes {
+    /// Returns the given sizes, or the default where none is given. If they do not fit, returns them as an error.
+    pub(crate) fn new(size: Option<usize>, reserve: Option<usize>) -> Result<Self, (usize, usize)> {
+        let from_environment = || env::var("RUST_MIN_STACK").ok()?.parse().ok();
+        let default = || from_environment().unwrap_or(0).max(DEFAULT_SIZE).max(reserve.unwrap_or(0).saturating_mul(4));
+        let size = size.unwrap_or_else(default);
+        let reserve = reserve.unwrap_or(size / 4);
+        let fits = (LEAST..MOST).contains(&reserve) && (reserve.saturating_add(2 * OWN)..MOST).contains(&size);
+        if fits { Ok(Self { size, reserve }) } else { Err((size, reserve)) }
+    }
+
+    /// Returns the size of the stack of an engine's thread.
+    pub(crate) fn size(self) -> usize {
+        self.size
+    }
+
+    /// Whether too little stack is left for the calling thread to call a program function on top of its current frames.
+    /// Returns `None` if unknown.
+    #[inline]
+    pub(crate) fn is_short(self) -> Option<bool> {
+        let StackBounds { lowest, end } = imp::bounds()?;
+        let here = pointer();
+        // The bounds of a stack created by the program are unknown.
+        (lowest <= here && here <= end).then_some(here - lowest < self.reserve + OWN)
+    }
 }
 
 /// The bounds of a thread's stack, which grows downwards.
 #[derive(Clone, Copy)]
 struct StackBounds {
     lowest: usize,
-    /// The lowest address at which the stack is not short.
-    enough: usize,
     end: usize,
-}
-
-impl StackBounds {
-    /// Returns the bounds of a stack of `size` bytes.
-    #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
-    fn new(lowest: usize, size: usize) -> Self {
-        Self { lowest, enough: lowest + (size / 4).clamp(LEAST, RESERVE), end: lowest + size }
-    }
 }
 
 /// Returns the stack pointer.
@@ -65,14 +86,14 @@ fn pointer() -> usize {
     }
 }
 
-/// Runs `f` on the stack of a new thread and waits until `f` returns.
+/// Runs `f` on the stack of a new thread, of at least `size` bytes, and waits until `f` returns.
 ///
 /// # Errors
 /// Returns the operating system's error if it refuses to start a thread; `f` has then not run.
 ///
 /// # Safety
 /// 1. Another thread may use what `f` captures and calls while the calling thread is blocked.
-pub(crate) unsafe fn on_another<R>(f: impl FnOnce() -> R) -> io::Result<R> {
+pub(crate) unsafe fn on_another<R>(size: usize, f: impl FnOnce() -> R) -> io::Result<R> {
     struct Lent<T>(T);
     // SAFETY: (1): the thread that lends the value is blocked until it has the value back.
     unsafe impl<T> Send for Lent<T> {}
@@ -85,7 +106,7 @@ pub(crate) unsafe fn on_another<R>(f: impl FnOnce() -> R) -> io::Result<R> {
     let f = Lent(f);
     let name = thread::current().name().unwrap_or("raddle").to_owned();
     thread::scope(|scope| {
-        let another = thread::Builder::new().name(name).stack_size(ANOTHER);
+        let another = thread::Builder::new().name(name).stack_size(size.max(ANOTHER));
         let running = another.spawn_scoped(scope, move || Lent(f.get()()))?;
         running.join().map(Lent::get).or_else(|payload| resume_unwind(payload))
     })
@@ -121,7 +142,7 @@ mod imp {
         let found = unsafe { libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut lowest, &raw mut size) };
         // SAFETY: the attributes are initialised, and are not used after this call.
         unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
-        let bounds = (found == 0).then(|| StackBounds::new(lowest.addr(), size));
+        let bounds = (found == 0).then(|| StackBounds { lowest: lowest.addr(), end: lowest.addr() + size });
         BOUNDS.set(bounds);
         bounds
     }
@@ -141,29 +162,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stack_is_short_when_little_is_left_of_it() {
+    fn a_stack_is_short_when_less_than_the_reserve_is_left_of_it() {
+        const PAGE: usize = 4096;
         /// Recurses, `PAGE` bytes at a time, until the stack is short.
-        fn descend(depth: usize) -> usize {
-            const PAGE: usize = 4096;
+        fn descend(sizes: StackSizes, depth: usize) -> usize {
             let page = std::hint::black_box([0_u8; PAGE]);
-            let depth = if is_short() == Some(false) { descend(depth + 1) } else { depth };
+            let depth = if sizes.is_short() == Some(false) { descend(sizes, depth + 1) } else { depth };
             depth + usize::from(page[depth % PAGE])
         }
-        for size in [1 << 20, 8 << 20] {
-            let thread = thread::Builder::new().stack_size(size).spawn(|| descend(0)).expect("a thread should start");
+        for (size, reserve) in [(512 << 10, LEAST), (4 << 20, 1 << 20), (8 << 20, 1 << 20)] {
+            let sizes = StackSizes::new(Some(size), Some(reserve)).expect("the sizes fit");
+            let thread = thread::Builder::new().stack_size(size).spawn(move || descend(sizes, 0)).expect("a thread");
             let pages = thread.join().expect("the stack should be large enough");
-            assert!(pages * 4096 > size / 4, "{pages} of {size}");
+            assert!(pages * PAGE > (size - reserve) / 4, "{pages} of {size}");
+            assert!(pages * PAGE < size - reserve, "{pages} of {size}");
         }
     }
 
     #[test]
+    fn sizes_that_do_not_fit_are_refused() {
+        for (size, reserve) in [
+            (Some(0), None),
+            (Some(256 << 10), Some(200 << 10)),
+            (None, Some(0)),
+            (None, Some(usize::MAX)),
+            (Some(usize::MAX), None),
+            (Some(usize::MAX), Some(1 << 20)),
+        ] {
+            assert!(StackSizes::new(size, reserve).is_err(), "{size:?}, {reserve:?}");
+        }
+        assert_eq!(StackSizes::new(Some(8 << 20), None).map(|sizes| sizes.reserve), Ok(2 << 20));
+    }
+
+    #[test]
     fn a_function_on_another_stack_has_room_and_returns_its_value() {
+        let sizes = StackSizes::new(None, None).expect("the defaults fit");
         let mut local = 1;
         // SAFETY: any thread may use all that the closure captures.
         let value = unsafe {
-            on_another(|| {
+            on_another(0, || {
                 local += 1;
-                (is_short(), thread::current().name().map(str::to_owned))
+                (sizes.is_short(), thread::current().name().map(str::to_owned))
             })
         };
         let (short, name) = value.expect("a thread should start");
@@ -175,6 +214,6 @@ mod tests {
     #[should_panic(expected = "on another stack")]
     fn a_panic_on_another_stack_is_resumed_in_the_caller() {
         // SAFETY: the closure captures nothing.
-        let _ = unsafe { on_another::<()>(|| panic!("on another stack")) };
+        let _ = unsafe { on_another::<()>(0, || panic!("on another stack")) };
     }
 }

@@ -74,8 +74,9 @@ struct ListedThreads {
 }
 
 /// An engine's threads that have not been joined.
-#[derive(Default)]
 pub(crate) struct ThreadList {
+    /// The size of the threads' stacks, in bytes.
+    stack_size: usize,
     list: Mutex<ListedThreads>,
     changed: Condvar,
 }
@@ -191,6 +192,11 @@ impl Drop for MainGuard {
 }
 
 impl ThreadList {
+    /// Creates a list of threads whose stacks have this size, in bytes.
+    pub(crate) fn new(stack_size: usize) -> Self {
+        Self { stack_size, list: Mutex::default(), changed: Condvar::default() }
+    }
+
     /// Starts a thread that runs `main` with the thread's number in the list.
     pub(crate) fn spawn(
         self: &Arc<Self>,
@@ -217,7 +223,7 @@ impl ThreadList {
             let _main = MainGuard { threads, number, process: ProcessMark::current() };
             main(number);
         };
-        let spawned = thread::Builder::new().name(name).spawn(run);
+        let spawned = thread::Builder::new().name(name).stack_size(self.stack_size).spawn(run);
         let mut list = lock(&self.list);
         let index = list.position(number).expect("only threads that were started are removed");
         let result = spawned.map(|handle| list.entries[index].handle = Some(handle));

@@ -20,7 +20,10 @@ use super::{
 use crate::{
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
     sync::{Mutex, lock, thread_static},
-    system::topology::{self, CoreClaim, Placement},
+    system::{
+        stack::StackSizes,
+        topology::{self, CoreClaim, Placement},
+    },
     tracker::OpRef,
 };
 
@@ -79,6 +82,7 @@ pub(crate) struct ThreadPool<T> {
     returning: Box<[SpareThreads<BoxedWorker<T>>]>,
     aside: Aside<BoxedWorker<T>>,
     list: Arc<ThreadList>,
+    stacks: StackSizes,
 }
 
 /// Returns a number for an engine, starting at 1.
@@ -96,7 +100,7 @@ thread_static!(static STARTED_FOR: Cell<u64> = Cell::new(0));
 impl<T: Send + 'static> ThreadPool<T> {
     /// Creates the lanes and workers of an engine that may use the cores in `mask`. [`spawn`](Self::spawn) starts the
     /// workers' threads.
-    pub(crate) fn new(specs: &[LaneSpec], mask: Box<[usize]>) -> (Self, Vec<BoxedWorker<T>>) {
+    pub(crate) fn new(specs: &[LaneSpec], mask: Box<[usize]>, stacks: StackSizes) -> (Self, Vec<BoxedWorker<T>>) {
         let max_threads = specs.iter().map(|spec| spec.workers).sum::<usize>() + MAX_SPARES;
         let mut workers = Vec::new();
         let lanes = specs
@@ -121,9 +125,16 @@ impl<T: Send + 'static> ThreadPool<T> {
             spares: SpareThreads::default(),
             returning: specs.iter().map(|_| SpareThreads::default()).collect(),
             aside: Aside::new(specs.iter().map(|spec| spec.workers).sum()),
-            list: Arc::default(),
+            list: Arc::new(ThreadList::new(stacks.size())),
+            stacks,
         };
         (pool, workers)
+    }
+
+    /// Returns the sizes of the threads' stacks.
+    #[inline]
+    pub(crate) fn stacks(&self) -> StackSizes {
+        self.stacks
     }
 
     /// Returns a number for a new thread, or `None` if the maximum number of threads exists.

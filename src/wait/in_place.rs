@@ -65,7 +65,7 @@ pub(crate) fn run_handled<R>(core: &Arc<Core>, handled: &Handled<R>) -> bool {
 /// `goal`, until none is left, the wait for `goal` is over, or the stack is short. Without workers, runs such
 /// operations from this thread's ready loops. Returns an error if one of them has forked the process.
 pub(crate) fn run_leading(core: &Arc<Core>, is_over: impl Fn() -> bool, goal: &Goal<'_>) -> Result<(), Forked> {
-    while !is_over() && !ready_loop::is_stack_short() {
+    while !is_over() && !ready_loop::is_stack_short(core) {
         // The wait is checked last: if it is not over, nothing that it awaits has ended since the search began.
         let wanted = |op: &OpRef<Task>| cycles::leads_to(op, goal) && !is_over();
         let taken = match core.has_workers() {
@@ -114,7 +114,7 @@ fn end_on_this_stack(core: &Arc<Core>, mut ready: ReadyList<Task>, epilogue: Epi
 /// Takes a handle's operation from its queue, if the calling thread can run it in place.
 fn take_ready(core: &Core, shared: &Cancellable<dyn Function>) -> Option<OpRef<Task>> {
     let lane = worker_thread::lane_of(core)?;
-    if ready_loop::is_stack_short() {
+    if ready_loop::is_stack_short(core) {
         return None;
     }
     let claim = || shared.claim_ready(lane).map(NonNull::cast);

@@ -6,6 +6,7 @@ mod foreign;
 mod nested_waits;
 mod regain;
 mod shutdown;
+mod stacks;
 mod stop;
 mod threads;
 mod waits_in_place;

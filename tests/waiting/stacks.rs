@@ -1,0 +1,205 @@
+//! Program code is nested on a stack only where as much is left as the engine promises to each function, so none
+//! overflows: on a worker, on a small thread of the program, and in a recursion of any depth.
+//!
+//! An overflow ends the process, so each test runs in one of its own.
+
+#![cfg(target_os = "linux")]
+
+use raddle_testkit as common;
+
+use std::{
+    future::Future,
+    hint::black_box,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+    task::{Context, Wake, Waker},
+    thread,
+};
+
+use common::{KINDS, THREADED, child_succeeds};
+use raddle::{Engine, EngineBuilder, EngineKind, OpHandle, PushError, completion, cx, error::BuildError};
+
+/// What each function is promised on the engines of these tests.
+const RESERVE: usize = 384 << 10;
+/// What the functions use, apart from the frames between them.
+const USED: usize = 320 << 10;
+/// The stack of a program's thread on which nothing may be nested.
+const SMALL: usize = 192 << 10;
+
+fn builder(kind: EngineKind) -> EngineBuilder {
+    Engine::builder().kind(kind).workers(1).pin(false).stack_size(1 << 20).stack_reserve(RESERVE)
+}
+
+fn engine(kind: EngineKind) -> Engine {
+    builder(kind).build().unwrap()
+}
+
+/// Uses `bytes` of the calling thread's stack.
+#[inline(never)]
+fn use_stack(bytes: usize) {
+    const PAGE: usize = 4096;
+    let mut page = [1_u8; PAGE];
+    black_box(&mut page);
+    if bytes > PAGE {
+        use_stack(bytes - PAGE);
+    }
+    black_box(&mut page);
+}
+
+/// Runs `f` on a thread with a small stack.
+fn on_small_thread(f: impl FnOnce() + Send) {
+    thread::scope(|scope| {
+        let small = thread::Builder::new().stack_size(SMALL).spawn_scoped(scope, f).unwrap();
+        small.join().unwrap();
+    });
+}
+
+/// A waker that uses stack.
+struct Hungry(AtomicUsize);
+
+impl Wake for Hungry {
+    fn wake(self: Arc<Self>) {
+        use_stack(USED);
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+/// A value whose drop uses stack.
+struct HungryDrop(Arc<AtomicUsize>);
+
+impl Drop for HungryDrop {
+    fn drop(&mut self) {
+        use_stack(USED);
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+#[test]
+fn a_recursion_of_waits_leaves_each_function_its_reserve() {
+    child_succeeds("recursions_of_waits");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn recursions_of_waits() {
+    fn level(engine: &Engine, depth: usize) -> Result<OpHandle<usize>, PushError> {
+        let inside = engine.downgrade();
+        engine.op("level").try_submit((), move |()| {
+            if depth == 0 {
+                use_stack(USED);
+                return Ok(0);
+            }
+            let frame = [1_u8; 24 << 10];
+            let below = level(&inside, depth - 1)?.wait()?;
+            Ok(below + usize::from(black_box(&frame)[depth]))
+        })
+    }
+    for kind in KINDS {
+        let engine = engine(kind);
+        for depth in 0..60 {
+            assert_eq!(level(&engine, depth).unwrap().wait().unwrap(), depth, "{kind}");
+        }
+    }
+}
+
+#[test]
+fn eager_operations_that_push_eager_operations_leave_each_function_its_reserve() {
+    child_succeeds("recursions_of_eager_operations");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn recursions_of_eager_operations() {
+    fn step(engine: &Engine, left: usize) {
+        let frame = [1_u8; 48 << 10];
+        use_stack(USED - (48 << 10));
+        if left > 0 {
+            engine.op("eager").eager().push(cx(), move |op| step(&op.engine(), left - 1)).unwrap();
+        }
+        black_box(&frame);
+    }
+    for kind in KINDS {
+        let engine = engine(kind);
+        engine.op("first").push(cx(), |op| step(&op.engine(), 200)).unwrap();
+        engine.wait_for_all().unwrap();
+        on_small_thread(|| {
+            engine.op("eager").eager().push(cx(), |op| step(&op.engine(), 200)).unwrap();
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_small_thread_runs_nothing_while_its_push_is_held_back() {
+    child_succeeds("held_back_on_a_small_thread");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn held_back_on_a_small_thread() {
+    for kind in THREADED {
+        let engine = builder(kind).max_pending(4).build().unwrap();
+        on_small_thread(|| {
+            let pusher = thread::current().id();
+            for _ in 0..500 {
+                let run = move |()| {
+                    assert_ne!(thread::current().id(), pusher);
+                    use_stack(USED);
+                };
+                engine.op("used").push((), run).unwrap();
+            }
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_follows_a_completion_on_a_small_thread_has_its_reserve() {
+    child_succeeds("completions_on_a_small_thread");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn completions_on_a_small_thread() {
+    for kind in KINDS {
+        let engine = engine(kind);
+        let (variable, (tx, rx)) = (engine.token(), mpsc::channel());
+        let (dropped, waker) = (Arc::new(AtomicUsize::new(0)), Arc::new(Hungry(AtomicUsize::new(0))));
+        let value = HungryDrop(Arc::clone(&dropped));
+        let held =
+            engine.op("held").writes([&variable]).submit(completion(), move |done| tx.send(done).unwrap()).unwrap();
+        // Its function is dropped without a call, since the operation is cancelled.
+        let skipped = engine.op("skipped").writes([&variable]).submit((), move |()| drop(value)).unwrap();
+        skipped.cancel();
+        engine.op("eager").reads([&variable]).eager().push((), |()| use_stack(USED)).unwrap();
+        {
+            let (shared, mut all) = (Waker::from(Arc::clone(&waker)), pin!(engine.wait_for_all_async()));
+            let mut cx = Context::from_waker(&shared);
+            let mut handle = pin!(held.into_future());
+            assert!(all.as_mut().poll(&mut cx).is_pending());
+            assert!(handle.as_mut().poll(&mut cx).is_pending());
+            let done = rx.recv().unwrap();
+            on_small_thread(|| done.complete());
+            common::eventually("both waits are over", || waker.0.load(SeqCst) == 2);
+        }
+        skipped.wait().unwrap_err();
+        engine.wait_for_all().unwrap();
+        assert_eq!(dropped.load(SeqCst), 1, "{kind}");
+    }
+}
+
+#[test]
+fn sizes_of_stacks_that_do_not_fit_are_refused() {
+    for kind in KINDS {
+        for (size, reserve) in [(0, 0), (1 << 20, 1 << 20), (usize::MAX, 1 << 20), (4 << 20, usize::MAX)] {
+            let refused = builder(kind).stack_size(size).stack_reserve(reserve).build();
+            assert!(matches!(refused, Err(BuildError::Stack { .. })), "{kind}: {size}, {reserve}");
+        }
+        let refused = builder(kind).stack_size(isize::MAX as usize / 4).build();
+        assert!(refused.is_ok() == (kind == EngineKind::Naive), "{kind}: {refused:?}");
+    }
+}
