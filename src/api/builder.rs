@@ -14,6 +14,7 @@ use crate::{
         gpus::{Gpus, MAX_GPUS},
     },
     engine::{
+        at_exit,
         core::{Core, ServeLane},
         fork, shuffle, shutdown, workers,
     },
@@ -22,7 +23,7 @@ use crate::{
     observe::{record, recording::Recording},
     scheduler::IdlePolicy,
     sync::process::PerProcess,
-    system::{stack::StackSizes, topology},
+    system::{stack::StackSizes, stderr, topology},
     threads::{
         shuffler::Shuffler,
         thread_pool::{LaneSpec, ThreadPool},
@@ -109,6 +110,7 @@ pub struct EngineBuilder {
     workers: Option<usize>,
     prioritized_workers: Option<usize>,
     unpinned: bool,
+    quiet: bool,
     stack_size: Option<usize>,
     stack_reserve: Option<usize>,
     idle: IdlePolicy,
@@ -212,6 +214,25 @@ impl EngineBuilder {
     /// ```
     pub fn pin(mut self, pin: bool) -> Self {
         self.unpinned = !pin;
+        self
+    }
+
+    /// Sets whether this process writes to standard error what nothing else would tell the program, as long as it has no
+    /// logger: a failure that no wait has returned when its engine ends, a thread that could not be started, a waker that
+    /// panicked, a profile that could not be written. Default: `true`. Once an engine is built with `false`, the process
+    /// writes no such lines any more.
+    ///
+    /// With a logger for the crate [`log`], these lines go there, at the levels `Warn` and `Error`. Standard error
+    /// receives at most 20 lines a second; further ones are counted.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), raddle::error::BuildError> {
+    /// let engine = raddle::Engine::builder().workers(1).stderr(false).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn stderr(mut self, lines: bool) -> Self {
+        self.quiet = !lines;
         self
     }
 
@@ -504,6 +525,9 @@ impl EngineBuilder {
             EngineKind::Pooled => &lanes[..2],
             EngineKind::PerDevice => lanes,
         };
+        if self.quiet {
+            stderr::turn_off();
+        }
         let stacks = StackSizes::new(self.stack_size, self.stack_reserve)
             .map_err(|(size, reserve)| BuildError::Stack { size, reserve })?;
         let (threads, boxed) = ThreadPool::new(lanes, cores, stacks);
@@ -529,6 +553,7 @@ impl EngineBuilder {
         let core = Arc::new(Core::new(kind, threads, gpus, shards, limit, recording, shuffler));
         record::introduce(&core);
         fork::watch(&core);
+        at_exit::watch(&core);
         match workers::start(&core, boxed) {
             Ok(placements) => {
                 core.placements.get_or_init(|| placements.into());

@@ -8,6 +8,7 @@ mod doctor;
 pub(crate) mod pages;
 pub(crate) mod panics;
 pub(crate) mod stack;
+pub(crate) mod stderr;
 pub(crate) mod topology;
 
 pub use doctor::{Diagnosis, Finding, doctor};

@@ -33,6 +33,13 @@ pub(crate) fn discard(payload: Payload) {
     }
 }
 
+/// Runs `f`, and discards its panic.
+pub(crate) fn contain(f: impl FnOnce()) {
+    if let Err(payload) = catch(f) {
+        discard(payload);
+    }
+}
+
 /// Returns the message of a panic if its payload is a string, or else the payload.
 pub(crate) fn message(payload: Payload) -> (Option<String>, Option<Payload>) {
     match payload.downcast::<String>() {
@@ -44,14 +51,15 @@ pub(crate) fn message(payload: Payload) -> (Option<String>, Option<Payload>) {
     }
 }
 
-/// Logs at a level of [`log::Level`]. The logger and the code that formats the values are program code, which may
-/// panic, push and wait. The caller must therefore hold no lock, and no worker or operation that other threads cannot
-/// find.
+/// Logs at a level of [`log::Level`], or writes a line to standard error if logging is off, as it is without a logger.
+/// The logger and the code that formats the values are program code, which may panic, push and wait. The caller must
+/// therefore hold no lock, and no worker or operation that other threads cannot find.
 macro_rules! log {
     ($level:ident, $($what:tt)+) => {
-        if let Err(payload) = $crate::system::panics::catch(|| ::log::log!(::log::Level::$level, $($what)+)) {
-            $crate::system::panics::discard(payload);
-        }
+        $crate::system::panics::contain(|| match ::log::max_level() {
+            ::log::LevelFilter::Off => $crate::system::stderr::line(format_args!($($what)+)),
+            _ => ::log::log!(::log::Level::$level, $($what)+),
+        })
     };
 }
 pub(crate) use log;

@@ -7,7 +7,7 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -29,7 +29,7 @@ use crate::{
 
 /// The maximum number of threads beyond one per worker. Each operation that waits inside its function may need one. Not
 /// tuned: the value bounds the number of threads of a program in which thousands of operations wait at once.
-const MAX_SPARES: usize = 1024;
+const MAX_SPARES: usize = 2048;
 
 /// The time after which a spare thread ends. Not tuned: the time is long compared with the pauses between waits in a
 /// program that waits often. This crate's own tests shorten it to make many threads end.
@@ -83,6 +83,8 @@ pub(crate) struct ThreadPool<T> {
     aside: Aside<BoxedWorker<T>>,
     list: Arc<ThreadList>,
     stacks: StackSizes,
+    /// Whether a function has blocked its worker because no thread could be had.
+    has_blocked: AtomicBool,
 }
 
 /// Returns a number for an engine, starting at 1.
@@ -127,6 +129,7 @@ impl<T: Send + 'static> ThreadPool<T> {
             aside: Aside::new(specs.iter().map(|spec| spec.workers).sum()),
             list: Arc::new(ThreadList::new(stacks.size())),
             stacks,
+            has_blocked: AtomicBool::new(false),
         };
         (pool, workers)
     }
@@ -213,6 +216,12 @@ impl<T: Send + 'static> ThreadPool<T> {
             self.return_number(number);
             worker.map_or(Ok(()), |worker| Err((worker, Some(error))))
         })
+    }
+
+    /// Notes that a function blocks its worker because no thread can be had. Returns whether it is the first.
+    pub(crate) fn is_first_blocked(&self) -> bool {
+        // Relaxed: only the number of returned `true`s matters.
+        !self.has_blocked.swap(true, Relaxed)
     }
 
     /// Releases the number of a thread that has ended or could not be started.

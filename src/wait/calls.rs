@@ -36,6 +36,7 @@ use crate::{
         variable::{VarCell, VarRef},
         waits::{Begun, WaitFor},
     },
+    system::panics,
     values::Name,
     wait::{
         cycles::{self, Target, is_done},
@@ -500,8 +501,9 @@ fn why_not_wait() -> Result<(), WaitError> {
 /// time limit of the wait, it continues without one. A function that blocks without `blocking` may therefore delay
 /// functions returning from a wait by up to 100 ms.
 ///
-/// The worker is blocked along with the calling thread if no other thread can take over the worker. It is also blocked
-/// in device operations' functions, deletions and observers, which must not wait. Outside operations, `blocking` simply
+/// The worker is blocked along with the calling thread if no other thread can take over the worker: if the system refuses
+/// to start one, or 2,048 threads already wait inside operations. The first time, this is logged. It is also blocked in
+/// device operations' functions, deletions and observers, which must not wait. Outside operations, `blocking` simply
 /// calls `f`.
 ///
 /// ```
@@ -516,10 +518,24 @@ fn why_not_wait() -> Result<(), WaitError> {
 /// ```
 pub fn blocking<R>(f: impl FnOnce() -> R) -> R {
     if let Some(core) = frame::current_engine().filter(|core| check(core).is_ok()) {
-        // If no thread takes over the worker, the function blocks it.
-        let _ = make_way(&core);
+        if let Err(WaitError::TooManyWaiting) = make_way(&core) {
+            warn_of_blocked_worker(&core);
+        }
     }
     regain::without_regaining(f)
+}
+
+/// Says, once for each engine, that [`blocking`] blocks a worker because no thread can be had.
+#[cold]
+fn warn_of_blocked_worker(core: &Arc<Core>) {
+    if core.threads.is_first_blocked() {
+        let (name, location) = frame::running_op().unwrap_or((Name::EMPTY, Location::caller()));
+        panics::log!(
+            Warn,
+            "raddle: operation `{name}` pushed at {location} blocks its worker inside `blocking`, since no thread can be had to run the worker; \
+             operations that need this worker may never start"
+        );
+    }
 }
 
 /// The failure of a variable, as found by the operation of a wait, and the oneshot that reports it.

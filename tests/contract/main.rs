@@ -20,4 +20,5 @@ mod panics;
 mod plugin;
 mod semantics;
 mod shuffle;
+mod silence;
 mod values;

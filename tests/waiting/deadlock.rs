@@ -355,14 +355,14 @@ fn operations_of_two_engines_may_wait_for_each_other() {
 
 /// More operations wait than there can be spare threads. Each wait either succeeds or immediately returns an error.
 #[test]
-#[cfg_attr(miri, ignore = "starts 1,024 threads")]
+#[cfg_attr(miri, ignore = "starts 2,048 threads")]
 fn too_many_concurrent_waits_return_an_error() {
     watched(|| {
         let engine = engine(EngineKind::Pooled, 1);
         let signal = engine.token();
         let gate = hold(&engine, &signal);
         let (sender, receiver) = mpsc::channel();
-        for _ in 0..1100 {
+        for _ in 0..2100 {
             let (waiting, signal, sender) = (engine.clone(), signal.clone(), sender.clone());
             engine
                 .op("wait")
@@ -377,9 +377,9 @@ fn too_many_concurrent_waits_return_an_error() {
         assert!(matches!(early, Err(WaitError::TooManyWaiting)), "{early:?}");
         gate.open();
         let others: Vec<_> = receiver.iter().collect();
-        assert_eq!(others.len(), 1099);
+        assert_eq!(others.len(), 2099);
         assert!(others.iter().all(|result| matches!(result, Ok(()) | Err(WaitError::TooManyWaiting))));
-        assert!(others.iter().filter(|result| result.is_ok()).count() >= 1000);
+        assert!(others.iter().filter(|result| result.is_ok()).count() >= 2000);
         engine.wait_for_all().expect("no operation should fail");
     });
 }

@@ -20,8 +20,8 @@ use std::{
 
 use common::shapes::*;
 use common::{
-    AWHILE, DeferredPanics, Gate, Journal, Meeting, PATIENCE, THREADED, block_on, child_succeeds, eventually, is_child,
-    on_kinds, thread_count, wait_for_thread_count, watched_for,
+    AWHILE, DeferredPanics, Gate, Journal, Meeting, PATIENCE, THREADED, block_on, child, child_succeeds, eventually,
+    is_child, on_kinds, thread_count, wait_for_thread_count, watched_for,
 };
 use crossbeam_epoch as epoch;
 use logger::log_to;
@@ -186,7 +186,32 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
     });
 }
 
-/// If a thread cannot be started, its number is released. Otherwise, 1,024 failed attempts would exhaust the numbers.
+/// A function inside `blocking` cannot learn that it blocks its worker, so a line says so, once.
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_function_that_blocks_its_worker_is_named_once() {
+    let (success, text) = child("in_a_child_no_thread_can_be_started_for_functions_that_block", &[]);
+    assert!(success, "{text}");
+    assert_eq!(text.matches("blocks its worker inside `blocking`").count(), THREADED.len(), "{text}");
+    assert!(text.contains("operation `reads` pushed at "), "{text}");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_no_thread_can_be_started_for_functions_that_block() {
+    if !is_child() {
+        return;
+    }
+    on_kinds(&THREADED, 1, |engine| {
+        let reads = engine.op("reads").submit((), move |()| {
+            let _none = NoThreads::new();
+            (0..3).map(|n| raddle::blocking(|| n)).sum::<u32>()
+        });
+        assert_eq!(reads.expect("the engine should be open").wait().expect("no operation should fail"), 3);
+    });
+}
+
+/// If a thread cannot be started, its number is released. Otherwise, 2,048 failed attempts would exhaust the numbers.
 #[test]
 fn threads_that_could_not_be_started_do_not_count() {
     child_succeeds("in_a_child_no_thread_can_be_started_for_a_while");
@@ -204,7 +229,7 @@ fn in_a_child_no_thread_can_be_started_for_a_while() {
             let token = pending(&inner);
             {
                 let _none = NoThreads::new();
-                for _ in 0..1100 {
+                for _ in 0..2100 {
                     let refused = inner.wait_for_var_timeout(&token, PATIENCE).map_err(|error| error.to_string());
                     assert_eq!(refused, Err(WaitError::TooManyWaiting.to_string()));
                 }

@@ -1,0 +1,76 @@
+//! Lines on standard error, for what a program without a logger would not learn.
+
+use std::{
+    fmt,
+    io::{self, Write},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+/// The number of lines written within a [`SPAN`] at most. Not tuned: a person reads no more.
+const MOST: u32 = 20;
+const SPAN: Duration = Duration::from_secs(1);
+
+/// Whether no lines are written.
+static IS_OFF: AtomicBool = AtomicBool::new(false);
+
+/// The lines of the current span.
+struct Written {
+    since: Instant,
+    lines: u32,
+    left_out: u64,
+}
+
+static WRITTEN: Mutex<Option<Written>> = Mutex::new(None);
+
+/// Turns the lines off for the rest of the process.
+pub(crate) fn turn_off() {
+    // Relaxed: a line may be written late.
+    IS_OFF.store(true, Relaxed);
+}
+
+/// Returns whether a line may be written now, and how many were left out before it. Takes no lock that another thread
+/// holds, since in a forked child that lock is never released.
+fn may_write() -> Option<u64> {
+    // Relaxed: see `turn_off`.
+    if IS_OFF.load(Relaxed) {
+        return None;
+    }
+    let Ok(mut written) = WRITTEN.try_lock() else { return Some(0) };
+    let new = || Written { since: Instant::now(), lines: 0, left_out: 0 };
+    let state = written.get_or_insert_with(new);
+    let left_out = state.left_out;
+    if state.since.elapsed() >= SPAN {
+        *state = new();
+    } else if state.lines == MOST {
+        state.left_out += 1;
+        return None;
+    }
+    state.lines += 1;
+    state.left_out = 0;
+    Some(left_out)
+}
+
+/// Writes a line, unless they are turned off or too many have been written within a second. A line says how many were
+/// left out before it. What cannot be written is lost.
+pub(crate) fn line(what: fmt::Arguments<'_>) {
+    let Some(left_out) = may_write() else { return };
+    let more = if left_out == 0 { String::new() } else { format!(" ({left_out} lines before this one were left out)") };
+    let _ = write(&format!("{what}{more}\n"));
+}
+
+/// Writes without the lock of [`io::stderr`], which another thread may have held when the process was forked.
+#[cfg(unix)]
+fn write(line: &str) -> io::Result<()> {
+    use std::{fs::File, os::fd::AsFd};
+
+    File::from(io::stderr().as_fd().try_clone_to_owned()?).write_all(line.as_bytes())
+}
+
+#[cfg(not(unix))]
+fn write(line: &str) -> io::Result<()> {
+    io::stderr().write_all(line.as_bytes())
+}
