@@ -12,7 +12,7 @@ use crate::{
     engine::core::Core,
     error::{deadlock::Deadlock, wait::WaitError},
     op::{frame, task::Task},
-    scheduler::{Lane, Worker},
+    scheduler::{Lane, Lent, Worker},
     sync::thread_static,
     system::{Placement, panics, topology},
     threads::thread_pool::{BoxedWorker, Ended, disown_thread},
@@ -127,12 +127,15 @@ impl WorkerThread {
         (lane, placement)
     }
 
-    /// Borrows the place of an idle worker for the function on this thread. Returns whether the function now has a
-    /// place.
-    fn borrow_place(&self) -> bool {
-        let lane = self.core.threads().lane(self.lane.get());
-        self.borrows.set(self.borrows.get() || lane.borrow_place());
-        self.borrows.get()
+    /// Borrows a worker's place for the function on this thread, unless it has one. Returns `None` if there is no place
+    /// left.
+    fn borrow_place(&self) -> Option<Lent> {
+        if self.borrows.get() {
+            return Some(Lent::Idle);
+        }
+        let lent = self.core.threads().lane(self.lane.get()).borrow_place();
+        self.borrows.set(lent.is_some());
+        lent
     }
 
     /// Gives the borrowed place back, if there is one.
@@ -286,7 +289,7 @@ pub(crate) fn runner_of(core: &Core) -> Runner {
 }
 
 /// Returns the lane of this thread's worker, if the worker belongs to `core` and its deque is not in use. If a function
-/// continues in place of an idle worker, returns that worker's lane.
+/// continues in a worker's place, returns that worker's lane.
 #[inline]
 pub(crate) fn lane_of(core: &Core) -> Option<u8> {
     let is_own = |thread: &WorkerThread| {
@@ -442,10 +445,20 @@ pub(crate) fn count_return() -> u32 {
     with_current(|thread| thread.returns.replace(thread.returns.get().wrapping_add(1))).unwrap_or(0)
 }
 
-/// Borrows the place of an idle worker for the function on the calling thread, which has no worker. Returns whether the
-/// function now has a place.
-pub(crate) fn borrow_place() -> bool {
-    with_current(WorkerThread::borrow_place) == Some(true)
+/// Borrows a worker's place for the function on the calling thread, which has no worker. Returns `None` if there is no
+/// place left.
+pub(crate) fn borrow_place() -> Option<Lent> {
+    with_current(WorkerThread::borrow_place).flatten()
+}
+
+/// Lets the calling thread's worker, if it belongs to `core`, stay idle while functions continue in workers' places.
+pub(crate) fn give_way(core: &Core) {
+    with_current(|thread| {
+        if ptr::eq(Arc::as_ptr(&thread.core), core) {
+            thread.share_slot();
+            thread.free_worker().into_iter().for_each(Worker::give_way);
+        }
+    });
 }
 
 /// Gives a worker to the calling thread, which has handed over its own.

@@ -7,7 +7,7 @@ use crossbeam_utils::CachePadded;
 use super::{
     activity::Activity,
     injector::{Injector, Rest},
-    loans::Loans,
+    loans::{Lent, Loans},
     priority::{DEFAULT_BAND, HIGHEST_BAND},
     sleep::{IdlePolicy, Sleep},
     worker::Worker,
@@ -120,15 +120,15 @@ impl<T> Lane<T> {
         &self.sleep
     }
 
-    pub(super) fn loans(&self) -> &Loans {
+    /// Returns the loans of the workers' places.
+    pub(crate) fn loans(&self) -> &Loans {
         &self.loans
     }
 
-    /// Borrows an idle worker's place for the calling function, which has no worker. Returns `false` if no such place
-    /// is left.
+    /// Borrows a worker's place for the calling function, which has no worker. Returns `None` if all places are lent.
     #[must_use]
-    pub fn borrow_place(&self) -> bool {
-        self.loans.borrow(&self.sleep)
+    pub fn borrow_place(&self) -> Option<Lent> {
+        self.loans.borrow(&self.sleep, self.options.workers)
     }
 
     /// Gives a [borrowed](Self::borrow_place) place back.

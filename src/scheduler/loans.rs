@@ -1,9 +1,13 @@
-//! Loans, which allow a function that has waited to continue without a worker, in place of an idle worker.
+//! Loans, which allow a function that has waited to continue without a worker, in a worker's place.
 //!
-//! When a function waits, it hands its worker over to another thread. When it continues, it borrows the place of an
-//! idle worker, if there is one, and gives the place back when it waits again, returns or receives a worker. A worker
-//! that finds work in the meantime stays idle, unless the other idle workers cover all loans. So loans never let more
-//! functions compute than the lane has workers, unless a worker stays idle until its time limit.
+//! When a function waits, it hands its worker over to another thread. When it continues, it borrows a worker's place, and
+//! gives the place back when it waits again, returns or receives a worker. As many places are lent as there are workers.
+//!
+//! * If a worker is idle, its place is lent. A worker that finds work in the meantime stays idle, unless the other idle
+//!   workers cover all loans. So such loans never let more functions compute than the lane has workers, unless a worker
+//!   stays idle until its time limit.
+//! * Otherwise, the place of a busy worker is lent. A worker [gives way](Loans::give_way) between two operations, and
+//!   stays idle as above.
 //!
 //! # States of a worker
 //!
@@ -11,13 +15,14 @@
 //! |---|---|---|
 //! | searches or sleeps | yes, except during a call to `find` | has found something |
 //! | has found something | no | works, if the other idle workers cover the loans, or if it has just stayed idle until its time limit; otherwise stays idle |
-//! | stays idle | yes | searches, once the other idle workers cover the loans or its time limit has passed |
+//! | gives way | no | like one that has found something |
+//! | stays idle | yes | continues, once the other idle workers cover the loans or its time limit has passed |
 //!
 //! Before staying idle, a worker puts what it found where other workers can find it.
 //!
 //! # Who may touch what
 //!
-//! * `lent`: any thread. It is changed by read-modify-writes only.
+//! * `lent`, `asked`: any thread. They are changed by read-modify-writes only.
 //! * `staying`: under the lock.
 //! * Whether a worker is idle: recorded by the thread that runs the worker ([`Sleep::note_idle`]).
 //!
@@ -25,7 +30,8 @@
 //!
 //! None: nothing is handed over. The fences of [`borrow`](Loans::borrow) and of the worker that ends its search
 //! ([`Sleep::stop_search`]) or its stay decide between a borrower and a worker: the borrower sees that the worker is
-//! not idle, or the worker sees the loan. Two workers decide one after the other, under the lock.
+//! not idle, or the worker sees the loan. Two workers decide one after the other, under the lock. A worker that gives way
+//! may miss a loan, and then sees it between its next operations.
 
 use std::time::Instant;
 
@@ -33,10 +39,19 @@ use super::sleep::Sleep;
 use crate::sync::{
     Condvar, Mutex,
     Ordering::Relaxed,
-    atomic::AtomicUsize,
+    atomic::{AtomicBool, AtomicUsize},
     edge::{self, full_fence, removed, step},
     lock, wait_until,
 };
+
+/// Whose place is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lent {
+    /// That of an idle worker.
+    Idle,
+    /// That of a busy worker, so a worker should [give way](Loans::give_way).
+    Busy,
+}
 
 /// How a worker that found something dealt with the loans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,26 +67,37 @@ pub enum Stay {
 /// The loans of a lane.
 #[derive(Debug, Default)]
 pub struct Loans {
-    /// The number of places on loan, including those that a thread is trying to borrow.
+    /// The number of places on loan.
     lent: AtomicUsize,
+    /// Whether a worker was asked to give way and has yet to do so.
+    asked: AtomicBool,
     /// The number of workers staying idle because of loans.
     staying: Mutex<usize>,
     given_back: Condvar,
 }
 
 impl Loans {
-    /// Borrows the place of an idle worker. Returns `false` if no idle worker's place is left.
+    /// Borrows the place of one of the `workers`, idle ones first. Returns `None` if all places are lent.
     #[must_use]
-    pub fn borrow(&self, sleep: &Sleep) -> bool {
+    pub fn borrow(&self, sleep: &Sleep, workers: usize) -> Option<Lent> {
         // Relaxed: ordered by the fence.
-        let lent = self.lent.fetch_add(1, Relaxed) + 1;
+        let before = self.lent.fetch_update(Relaxed, Relaxed, |lent| (lent < workers).then_some(lent + 1)).ok()?;
         // Pairs with the fence of a worker that has found something.
         full_fence(edge::lent::BORROW);
-        let is_covered = sleep.count_idle() >= lent;
-        if !is_covered {
-            self.give_back();
-        }
-        is_covered
+        Some(if sleep.count_idle() > before { Lent::Idle } else { Lent::Busy })
+    }
+
+    /// Notes that a worker is asked to give way. Returns `false` if one has been asked and has yet to do so.
+    pub fn ask(&self) -> bool {
+        // Relaxed: a worker that gives way too late or in vain does no harm.
+        !self.asked.swap(true, Relaxed)
+    }
+
+    /// Keeps `worker`, which is between two operations, idle like one that [has found something](Self::stay_idle).
+    pub fn give_way(&self, sleep: &Sleep, worker: usize, deadline: Option<Instant>) -> Stay {
+        // Relaxed: as in `ask`.
+        self.asked.swap(false, Relaxed);
+        if self.are_any() { self.stay_idle(sleep, worker, deadline, || ()) } else { Stay::None }
     }
 
     /// Gives back a worker's place.

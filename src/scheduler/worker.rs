@@ -647,6 +647,12 @@ impl<T> Worker<T> {
         op.take()
     }
 
+    /// Stays idle, between two operations, while functions continue in the places of workers of which too few are idle.
+    pub fn give_way(&self) {
+        let deadline = Instant::now() + LONGEST_STAY;
+        let _ = self.lane.loans().give_way(self.lane.sleep(), self.index, Some(deadline));
+    }
+
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn spin(&self) -> Option<OpRef<T>> {
         let limit = match self.lane.idle() {

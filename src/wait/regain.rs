@@ -1,22 +1,23 @@
 //! How an operation's function continues after handing over its worker for a wait.
 //!
-//! * If a worker of the lane is idle, the function continues in its place
-//!   ([`Lane::borrow_place`](crate::scheduler::Lane::borrow_place)).
-//! * Otherwise, the function's thread joins the lane's queue for a worker and pushes an operation, usually at the
-//!   maximum priority. The worker that runs this operation is given to the first thread in the queue, and the thread
+//! * The function continues in the place of a worker of the lane
+//!   ([`Lane::borrow_place`](crate::scheduler::Lane::borrow_place)). If no worker is idle, its thread pushes an operation
+//!   at the maximum priority, which makes the next worker stay idle until the place is given back.
+//! * If all workers' places are lent, the thread joins the lane's queue for a worker and pushes an operation, usually at
+//!   the maximum priority. The worker that runs this operation is given to the first thread in the queue, and the thread
 //!   that ran the operation becomes a spare.
 //!
-//! Therefore, within the limits below, no more functions compute than there are workers, and workers need not check the
-//! queue between operations.
+//! Therefore, within the limits below, at most twice as many functions compute as there are workers, and no more than the
+//! workers once each has ended an operation. Workers need not check anything between operations.
 //!
 //! # Limits
 //!
-//! A function continues without a worker if it receives none within [`LONGEST_STAY`]: all workers may be blocked until
+//! A function continues without a place if it receives none within [`LONGEST_STAY`]: all workers may be blocked until
 //! this function makes progress. It queues no longer than its wait's time limit, and does not queue while its engine is
 //! being stopped. If a [held-back push](crate::group::room), whose thread has no worker, runs an operation that a
 //! queued thread pushed, the first function in the queue also continues without a worker.
 
-use std::{cell::Cell, panic::Location, time::Instant};
+use std::{cell::Cell, panic::Location, sync::Arc, time::Instant};
 
 use crate::{
     context::worker_thread,
@@ -27,7 +28,7 @@ use crate::{
         spec::Spec,
         task::{ErasedJob, flag},
     },
-    scheduler::LONGEST_STAY,
+    scheduler::{LONGEST_STAY, Lent},
     sync::thread_static,
 };
 
@@ -53,7 +54,7 @@ pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// If the calling thread has handed over its worker, borrows an idle worker's place or waits for a worker, for at most
+/// If the calling thread has handed over its worker, borrows a worker's place or waits for a worker, for at most
 /// [`LONGEST_STAY`] and until `deadline` at the latest. Does nothing inside [`without_regaining`].
 #[track_caller]
 pub(crate) fn regain_worker(deadline: Option<Instant>) {
@@ -61,7 +62,13 @@ pub(crate) fn regain_worker(deadline: Option<Instant>) {
         return;
     }
     let Some((core, lane)) = worker_thread::without_worker() else { return };
-    if core.is_forked() || !core.has_workers() || core.is_stopped() || worker_thread::borrow_place() {
+    if core.is_forked() || !core.has_workers() || core.is_stopped() {
+        return core.record_return_to_work();
+    }
+    if let Some(lent) = worker_thread::borrow_place() {
+        if lent == Lent::Busy && core.threads().lane(lane).loans().ask() {
+            push_for_return(&core, "give way", (lane, i32::MAX), |core, _| worker_thread::give_way(core));
+        }
         return core.record_return_to_work();
     }
     let now = Instant::now();
@@ -72,18 +79,23 @@ pub(crate) fn regain_worker(deadline: Option<Instant>) {
     let Some(place) = core.threads().queue_for_worker(lane) else { return core.record_return_to_work() };
     let is_behind = worker_thread::count_return() % (RETURNS_AHEAD + 1) == RETURNS_AHEAD;
     let priority = if is_behind { 0 } else { i32::MAX };
-    let spec = Spec { lane, ..Spec::internal("return", priority, flag::NO_SKIP | flag::SILENT) };
-    let give = move |call: &Call<'_>| {
-        give_to_returning(call.core(), lane);
-        Ok(())
-    };
-    let pushed = core.push(&spec, Location::caller(), &mut [], ErasedJob::new(without_sink(give)));
-    debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    push_for_return(&core, "return", (lane, priority), give_to_returning);
     if let Some(worker) = core.threads().await_worker(lane, &place, Some(until)) {
         worker_thread::resume(worker);
     } else {
         core.record_return_to_work();
     }
+}
+
+/// Pushes an operation that calls `f` on a worker of `lane`, for a function that returns from a wait.
+fn push_for_return(core: &Arc<Core>, name: &'static str, (lane, priority): (u8, i32), f: fn(&Core, u8)) {
+    let spec = Spec { lane, ..Spec::internal(name, priority, flag::NO_SKIP | flag::SILENT) };
+    let job = move |call: &Call<'_>| {
+        f(call.core(), lane);
+        Ok(())
+    };
+    let pushed = core.push(&spec, Location::caller(), &mut [], ErasedJob::new(without_sink(job)));
+    debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
 }
 
 /// Gives the calling thread's worker to the first thread queued for a worker of `lane`. If no thread is queued, the

@@ -1,4 +1,5 @@
-//! After a wait, a function regains a worker before continuing, so no more functions compute than there are workers.
+//! After a wait, a function continues in the place of a worker, which then gives way. So at most twice as many functions
+//! compute as there are workers, and no more than those once each worker has ended an operation.
 //!
 //! Each test runs `alone`: a function that queues for a worker goes on without one after a while.
 
@@ -29,9 +30,10 @@ struct Computing {
 }
 
 impl Computing {
-    /// Computes for a while. Adds one to `too_many` if at least `most` other functions are already computing.
-    fn compute(&self, most: usize) {
-        if self.now.fetch_add(1, Relaxed) >= most {
+    /// Computes for a while. Adds one to `too_many` if at least twice as many other functions as there are `workers` are
+    /// already computing.
+    fn compute(&self, workers: usize) {
+        if self.now.fetch_add(1, Relaxed) >= 2 * workers {
             self.too_many.fetch_add(1, Relaxed);
         }
         let start = Instant::now();
@@ -70,7 +72,7 @@ const ROUNDS: usize = 100;
 const FEW: usize = ROUNDS / 10;
 
 #[test]
-fn after_a_wait_no_more_functions_compute_than_there_are_workers() {
+fn after_a_wait_at_most_twice_as_many_functions_compute_as_there_are_workers() {
     let _alone = common::alone();
     for workers in [1, 2] {
         on_kinds(&THREADED, workers, move |engine| {
@@ -139,7 +141,7 @@ fn an_idle_worker_does_not_compute_while_a_function_runs_in_its_place() {
 }
 
 #[test]
-fn after_a_blocking_call_no_more_functions_compute_than_there_are_workers() {
+fn after_a_blocking_call_at_most_twice_as_many_functions_compute_as_there_are_workers() {
     let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let overlaps = overlaps(&engine, 1, |_, _| blocking(|| thread::sleep(Duration::from_micros(50))));
@@ -147,8 +149,9 @@ fn after_a_blocking_call_no_more_functions_compute_than_there_are_workers() {
     });
 }
 
-/// Runs `f` in an operation that has pushed another one, which blocks the only worker, without `blocking`, until `f`
-/// has returned. Passes a gate that opens when the worker is blocked, and the handle of the other operation.
+/// Runs `f` in an operation that has pushed two others, which block until `f` has returned, without `blocking`: one the
+/// only worker, and one in the place of this worker. Passes a gate that opens when the worker is blocked, and the handle
+/// of the operation that blocks it.
 fn while_the_worker_blocks<R: Send + 'static>(
     engine: &Engine,
     f: impl FnOnce(&Engine, Gate, OpHandle<()>) -> R + Send + 'static,
@@ -157,11 +160,24 @@ fn while_the_worker_blocks<R: Send + 'static>(
     let (started, inside) = (Gate::new(), engine.downgrade());
     let begins = started.clone();
     let waits = engine.op("waits").submit((), move |()| {
+        let (has_worker, end) = (Gate::new(), Gate::new());
+        let (may_return, has_ended) = (has_worker.clone(), end.clone());
+        let has_place = Gate::new();
+        let takes_place = has_place.clone();
+        let in_place = move |()| {
+            blocking(|| may_return.pass());
+            takes_place.open();
+            has_ended.pass();
+        };
+        inside.op("in its place").push((), in_place).unwrap();
         let blocks = inside.op("blocks").submit((), move |()| {
+            has_worker.open();
+            has_place.pass();
             begins.open();
             receiver.recv_timeout(PATIENCE).unwrap();
         });
         let result = f(&inside, started, blocks.unwrap());
+        end.open();
         sender.send(()).unwrap();
         result
     });
@@ -172,6 +188,39 @@ fn while_the_worker_blocks<R: Send + 'static>(
 fn queued(engine: &Engine) -> Vec<i32> {
     let dump = engine.dump();
     dump.ops().iter().filter(|op| op.internal && op.label() == "return").map(|op| op.priority).collect()
+}
+
+/// A function continues at once in the place of the only worker, which runs another operation. This worker gives way
+/// before its next operation.
+#[test]
+fn the_next_worker_to_end_an_operation_gives_way() {
+    let _alone = common::alone();
+    on_kinds(&THREADED, 1, |engine| {
+        let (continued, inside) = (Arc::new(AtomicUsize::new(0)), engine.downgrade());
+        let waits = engine.op("waits").submit((), move |()| {
+            let (gate, started) = (Gate::new(), Gate::new());
+            let (opens, begins) = (gate.clone(), started.clone());
+            let long = move |()| {
+                begins.open();
+                gate.pass();
+            };
+            inside.op("long").push((), long).unwrap();
+            for _ in 0..20 {
+                let continued = Arc::clone(&continued);
+                inside.op("beside").push((), move |()| _ = continued.fetch_add(1, Relaxed)).unwrap();
+            }
+            let start = Instant::now();
+            blocking(|| started.pass());
+            let late = start.elapsed();
+            // The worker still runs `long`.
+            opens.open();
+            busy(&Computing::default(), 1, MOMENT);
+            (late, continued.load(Relaxed))
+        });
+        let (late, began) = waits.unwrap().wait().unwrap();
+        assert!(late < Duration::from_millis(80), "the function has queued: {late:?}");
+        assert_eq!(began, 0, "operations began beside the function");
+    });
 }
 
 /// The only worker blocks as well, so a function that queues for it stays in the queue.
@@ -244,7 +293,7 @@ const WAITS: [(&str, Wait); 6] = [
 ];
 
 #[test]
-fn after_waits_of_every_form_no_more_functions_compute_than_there_are_workers() {
+fn after_waits_of_every_form_at_most_twice_as_many_functions_compute_as_there_are_workers() {
     let _alone = common::alone();
     for (what, wait) in WAITS {
         for is_ready in [true, false] {
@@ -263,7 +312,7 @@ fn after_waits_of_every_form_no_more_functions_compute_than_there_are_workers() 
 }
 
 #[test]
-fn after_a_read_of_a_variable_no_more_functions_compute_than_there_are_workers() {
+fn after_a_read_of_a_variable_at_most_twice_as_many_functions_compute_as_there_are_workers() {
     let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(0);
@@ -278,7 +327,7 @@ fn after_a_read_of_a_variable_no_more_functions_compute_than_there_are_workers()
 }
 
 #[test]
-fn after_another_engine_has_ended_no_more_functions_compute_than_there_are_workers() {
+fn after_another_engine_has_ended_at_most_twice_as_many_functions_compute_as_there_are_workers() {
     let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let overlaps = overlaps(&engine, 1, |engine, computing| {
@@ -297,7 +346,7 @@ fn after_another_engine_has_ended_no_more_functions_compute_than_there_are_worke
 }
 
 #[test]
-fn after_another_engine_was_stopped_no_more_functions_compute_than_there_are_workers() {
+fn after_another_engine_was_stopped_at_most_twice_as_many_functions_compute_as_there_are_workers() {
     let _alone = common::alone();
     on_kinds(&THREADED, 1, |engine| {
         let other = common::engine(engine.kind(), 1);
@@ -339,7 +388,8 @@ fn a_function_continues_without_a_worker_if_none_becomes_free() {
     });
 }
 
-/// The only worker blocks, so the function continues without one, but has queued for it after each call.
+/// The only worker blocks, and its place is lent, so the function continues without one, but has queued for it after each
+/// call.
 #[test]
 fn a_function_queues_for_a_worker_behind_ready_operations_now_and_then() {
     let _alone = common::alone();
@@ -376,23 +426,12 @@ fn a_wait_that_times_out_does_not_queue_for_a_worker() {
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(0);
         let held = hold(&engine, value.as_ref());
-        let (inside, release) = (engine.downgrade(), Gate::new());
-        let (blocked, started) = (release.clone(), Gate::new());
-        let begins = started.clone();
-        let took = engine.op("waits").submit((), move |()| {
-            let occupied = inside.op("occupies").push((), move |()| {
-                begins.open();
-                blocked.pass();
-            });
-            occupied.unwrap();
-            blocking(|| started.pass());
+        let took = while_the_worker_blocks(&engine, move |inside, blocked, _| {
+            blocking(|| blocked.pass());
             let start = Instant::now();
             assert!(inside.wait_for_var_timeout(&value, MOMENT).is_err());
-            let took = start.elapsed();
-            release.open();
-            took
+            start.elapsed()
         });
-        let took = took.unwrap().wait().unwrap();
         held.open();
         assert!(took < MOMENT + Duration::from_millis(80), "{took:?}");
     });
@@ -470,21 +509,24 @@ fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
     }
     for kind in THREADED {
         watched(move || {
-            let engine = Engine::builder().kind(kind).workers(1).pin(false).max_pending(2).build().unwrap();
+            let engine = Engine::builder().kind(kind).workers(1).pin(false).max_pending(3).build().unwrap();
             for _ in 0..5 {
                 let computing = Arc::new(Computing::default());
                 let (blocks, ends, started) = (Gate::new(), Gate::new(), Gate::new());
-                let (gate, own) = (blocks.clone(), Arc::clone(&computing));
-                let blocked = move |()| {
-                    blocking(|| gate.pass());
-                    busy(&own, 1, MOMENT);
-                };
                 let (gate, at) = (ends.clone(), started.clone());
                 let beside = move |()| {
                     at.open();
                     gate.pass();
                 };
-                engine.op("blocked").push((), blocked).unwrap();
+                // One of them continues in the worker's place, and the other queues for the worker.
+                for _ in 0..2 {
+                    let (gate, own) = (blocks.clone(), Arc::clone(&computing));
+                    let blocked = move |()| {
+                        blocking(|| gate.pass());
+                        busy(&own, 1, MOMENT);
+                    };
+                    engine.op("blocked").push((), blocked).unwrap();
+                }
                 engine.op("beside").push((), beside).unwrap();
                 started.pass();
                 let (sender, woken) = mpsc::channel();
@@ -493,7 +535,7 @@ fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
                 assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
                 blocks.open();
                 let queues = || engine.dump().ops().iter().any(|op| op.internal && op.label() == "return");
-                eventually("`blocked`'s function queues for the worker", queues);
+                eventually("a function queues for the worker", queues);
                 ends.open();
                 woken.recv_timeout(PATIENCE).unwrap();
                 engine.wait_for_all().unwrap();
@@ -503,9 +545,10 @@ fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
     }
 }
 
-/// A poll runs the operations that its thread has deferred. Here, little stack is left, so another thread runs them.
+/// A poll runs the operations that its thread has deferred. Here, little stack is left, so another thread runs them, and
+/// afterwards the function continues in the worker's place, which gives way.
 #[test]
-fn after_a_poll_no_more_functions_compute_than_there_are_workers() {
+fn after_a_poll_the_worker_gives_way() {
     let _alone = common::alone();
     for kind in THREADED {
         watched(move || {
@@ -514,16 +557,22 @@ fn after_a_poll_no_more_functions_compute_than_there_are_workers() {
             let (inside, own) = (engine.downgrade(), Arc::clone(&computing));
             let outer = engine.op("outer").submit((), move |()| {
                 let f = move |mut next: OpHandle<()>| {
-                    let beside = Arc::clone(&own);
-                    inside.op("beside").push((), move |()| busy(&beside, 1, MOMENT)).unwrap();
+                    for _ in 0..3 {
+                        let beside = Arc::clone(&own);
+                        inside.op("beside").push((), move |()| busy(&beside, 1, MOMENT)).unwrap();
+                    }
                     assert!(common::poll_once(&mut next).is_ready());
-                    busy(&own, 1, MOMENT);
+                    own.now.fetch_add(10, Relaxed);
+                    thread::sleep(3 * MOMENT / 2);
+                    own.now.fetch_sub(10, Relaxed);
                 };
                 at_the_first_deferred_push(&naive, f);
             });
             outer.unwrap().wait().unwrap();
             engine.wait_for_all().unwrap();
-            assert_eq!(computing.too_many.load(Relaxed), 0);
+            // One operation may have begun before.
+            let beside = computing.too_many.load(Relaxed);
+            assert!(beside <= 600, "{beside} parts of operations beside the function");
         });
     }
 }

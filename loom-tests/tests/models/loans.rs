@@ -1,9 +1,9 @@
-//! Loans: after a wait, functions continue in place of idle workers.
+//! Loans: after a wait, functions continue in workers' places.
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use raddle::{
     IdlePolicy,
-    internals::{Flavour, Loans, Sleep, Stay},
+    internals::{Flavour, Lent, Loans, Sleep, Stay},
 };
 use raddle_loom_tests::checker::{sync::atomic::AtomicUsize, thread};
 use raddle_loom_tests::{COMPLETE, kills, model};
@@ -41,11 +41,16 @@ impl Lane {
         has_stayed
     }
 
-    /// Lets a function continue after a wait if it can borrow a place.
+    /// Lets a function continue after a wait if it can borrow the place of an idle worker.
     fn go_on(&self) {
-        if self.loans.borrow(&self.sleep) {
-            self.compute();
-            self.loans.give_back();
+        match self.loans.borrow(&self.sleep, self.workers) {
+            Some(lent) => {
+                if lent == Lent::Idle {
+                    self.compute();
+                }
+                self.loans.give_back();
+            }
+            None => {}
         }
     }
 }
@@ -84,8 +89,8 @@ fn at_most_one_of_two_workers_stays_idle_for_a_function() {
     model(2, Flavour::Contract, || {
         let lane = Lane::new(2);
         let (other, third) = (Arc::clone(&lane), Arc::clone(&lane));
-        let borrowed = lane.loans.borrow(&lane.sleep);
-        assert!(borrowed, "no worker was borrowed although both are idle");
+        let borrowed = lane.loans.borrow(&lane.sleep, 2);
+        assert_eq!(borrowed, Some(Lent::Idle), "no worker was borrowed although both are idle");
         let workers = [thread::spawn(move || other.work(0)), thread::spawn(move || third.work(1))];
         lane.compute();
         lane.loans.give_back();
@@ -106,7 +111,34 @@ fn a_place_is_lent_to_one_function_at_a_time() {
     });
 }
 
+/// A function continues in the place of the only worker, which is busy, and asks it to give way. Once the worker has given
+/// way, it computes only after the function.
+#[test]
+fn a_worker_that_has_given_way_does_not_compute_beside_the_function() {
+    model(COMPLETE, Flavour::Contract, || {
+        let lane = Lane::new(1);
+        lane.sleep.note_busy(0);
+        let borrowed = lane.loans.borrow(&lane.sleep, 1);
+        assert_eq!(borrowed, Some(Lent::Busy), "the only worker is busy");
+        assert!(lane.loans.ask() && !lane.loans.ask(), "a worker is asked once");
+        let other = Arc::clone(&lane);
+        // The worker runs the operation that asks it.
+        let worker = thread::spawn(move || {
+            let stay = other.loans.give_way(&other.sleep, 0, None);
+            other.compute();
+            stay
+        });
+        lane.compute();
+        assert!(lane.loans.borrow(&lane.sleep, 1).is_none(), "the only place is lent twice");
+        lane.loans.give_back();
+        assert_ne!(worker.join().unwrap(), Stay::TimedOut);
+    });
+}
+
 kills! {
+    a_worker_that_has_given_way_does_not_compute_beside_the_function {
+        "step::GIVE_BACK_NOTIFIES": "deadlock",
+    }
     a_worker_stays_idle_while_a_function_continues_in_its_place {
         "lent::BORROW": "more functions compute than there are workers",
         "step::GIVE_BACK_NOTIFIES": "deadlock",

@@ -12,6 +12,7 @@ use std::{
 use super::{
     super::{
         lane::LaneOptions,
+        loans::Lent,
         testing::{Known, Ready, assert_not_woken, assert_woken},
     },
     *,
@@ -254,18 +255,35 @@ fn the_last_searcher_wakes_another_worker_if_there_is_more_work() {
 }
 
 #[test]
-fn no_more_places_are_lent_than_workers_are_idle() {
+fn no_more_places_are_lent_than_there_are_workers_and_those_of_idle_ones_first() {
     let (lane, workers) = lane(3, IdlePolicy::Park);
-    assert!(!lane.borrow_place(), "no worker is idle");
-    assert!(!lane.loans().are_any(), "a place that was refused counts as lent");
     workers[1..].iter().for_each(|worker| lane.sleep().note_idle(worker.index));
-    assert!(lane.borrow_place() && lane.borrow_place());
-    assert!(!lane.borrow_place(), "three places are lent, and two workers are idle");
+    assert_eq!([(); 4].map(|()| lane.borrow_place()), [Some(Lent::Idle), Some(Lent::Idle), Some(Lent::Busy), None]);
     lane.give_place_back();
     assert!(lane.loans().are_any());
-    assert!(lane.borrow_place());
-    (0..2).for_each(|_| lane.give_place_back());
+    assert_eq!(lane.borrow_place(), Some(Lent::Busy));
+    (0..3).for_each(|_| lane.give_place_back());
     assert!(!lane.loans().are_any(), "all places were given back");
+}
+
+#[test]
+fn a_worker_gives_way_until_the_place_of_a_busy_one_is_given_back() {
+    let (lane, mut workers) = lane(1, IdlePolicy::Park);
+    let worker = workers.swap_remove(0);
+    // No place is lent.
+    worker.give_way();
+    assert_eq!(lane.borrow_place(), Some(Lent::Busy));
+    assert!(lane.loans().ask() && !lane.loans().ask(), "one worker is asked for all functions");
+    let start = Instant::now();
+    let gives_way = thread::spawn(move || worker.give_way());
+    while lane.sleep().count_idle() == 0 {
+        thread::yield_now();
+    }
+    assert_eq!(lane.borrow_place(), None);
+    lane.give_place_back();
+    gives_way.join().unwrap();
+    assert!(start.elapsed() < LONGEST_STAY);
+    assert!(lane.loans().ask(), "the worker has given way");
 }
 
 #[test]
@@ -273,7 +291,7 @@ fn a_worker_whose_place_is_lent_stays_idle_before_each_operation_unless_another_
     let ((lane, workers), ops) = (lane(2, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
     let (worker, sleep) = (&workers[0], lane.sleep());
     (0..2).for_each(|worker| sleep.note_idle(worker));
-    assert!(lane.borrow_place());
+    assert_eq!(lane.borrow_place(), Some(Lent::Idle));
     let finds_the_operation = || {
         sleep.start_search();
         sleep.note_busy(worker.index);
