@@ -210,7 +210,8 @@ pub mod internals {
             fault::{Fault, FaultLock},
         },
         scheduler::{
-            DEFAULT_BAND, Injector, Lane, LaneOptions, Lent, Loans, ParkKind, SearchState, Sleep, Stay, Worker, band_of,
+            DEFAULT_BAND, Injector, Lane, LaneOptions, LentPlace, Loans, ParkKind, SearchState, Sleep, Stay, Worker,
+            band_of,
         },
         sync::{arrivals::Arrivals, edge},
         threads::{Aside, Laid, SpareThreads, Stopped},

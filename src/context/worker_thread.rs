@@ -12,7 +12,7 @@ use crate::{
     engine::core::Core,
     error::{deadlock::Deadlock, wait::WaitError},
     op::{frame, task::Task},
-    scheduler::{Lane, Lent, Worker},
+    scheduler::{Lane, LentPlace, Worker},
     sync::thread_static,
     system::{Placement, panics, topology},
     threads::thread_pool::{BoxedWorker, Ended, disown_thread},
@@ -129,9 +129,9 @@ impl WorkerThread {
 
     /// Borrows a worker's place for the function on this thread, unless it has one. Returns `None` if there is no place
     /// left.
-    fn borrow_place(&self) -> Option<Lent> {
+    fn borrow_place(&self) -> Option<LentPlace> {
         if self.borrows.get() {
-            return Some(Lent::Idle);
+            return Some(LentPlace::Idle);
         }
         let lent = self.core.threads().lane(self.lane.get()).borrow_place();
         self.borrows.set(lent.is_some());
@@ -447,7 +447,7 @@ pub(crate) fn count_return() -> u32 {
 
 /// Borrows a worker's place for the function on the calling thread, which has no worker. Returns `None` if there is no
 /// place left.
-pub(crate) fn borrow_place() -> Option<Lent> {
+pub(crate) fn borrow_place() -> Option<LentPlace> {
     with_current(WorkerThread::borrow_place).flatten()
 }
 

@@ -7,7 +7,7 @@ use crossbeam_utils::CachePadded;
 use super::{
     activity::Activity,
     injector::{Injector, Rest},
-    loans::{Lent, Loans},
+    loans::{LentPlace, Loans},
     priority::{DEFAULT_BAND, HIGHEST_BAND},
     sleep::{IdlePolicy, Sleep},
     worker::Worker,
@@ -127,7 +127,7 @@ impl<T> Lane<T> {
 
     /// Borrows a worker's place for the calling function, which has no worker. Returns `None` if all places are lent.
     #[must_use]
-    pub fn borrow_place(&self) -> Option<Lent> {
+    pub fn borrow_place(&self) -> Option<LentPlace> {
         self.loans.borrow(&self.sleep, self.options.workers)
     }
 

@@ -46,7 +46,7 @@ use crate::sync::{
 
 /// Whose place is lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lent {
+pub enum LentPlace {
     /// That of an idle worker.
     Idle,
     /// That of a busy worker, so a worker should [give way](Loans::give_way).
@@ -79,12 +79,12 @@ pub struct Loans {
 impl Loans {
     /// Borrows the place of one of the `workers`, idle ones first. Returns `None` if all places are lent.
     #[must_use]
-    pub fn borrow(&self, sleep: &Sleep, workers: usize) -> Option<Lent> {
+    pub fn borrow(&self, sleep: &Sleep, workers: usize) -> Option<LentPlace> {
         // Relaxed: ordered by the fence.
         let before = self.lent.fetch_update(Relaxed, Relaxed, |lent| (lent < workers).then_some(lent + 1)).ok()?;
         // Pairs with the fence of a worker that has found something.
         full_fence(edge::lent::BORROW);
-        Some(if sleep.count_idle() > before { Lent::Idle } else { Lent::Busy })
+        Some(if sleep.count_idle() > before { LentPlace::Idle } else { LentPlace::Busy })
     }
 
     /// Notes that a worker is asked to give way. Returns `false` if one has been asked and has yet to do so.

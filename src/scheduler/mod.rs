@@ -20,7 +20,7 @@ mod worker;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use injector::Injector;
 pub use lane::{Lane, LaneOptions};
-pub use loans::Lent;
+pub use loans::LentPlace;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use loans::{Loans, Stay};
 pub use priority::{DEFAULT_BAND, band_of, priority_of};

@@ -28,7 +28,7 @@ use crate::{
         spec::Spec,
         task::{ErasedJob, flag},
     },
-    scheduler::{LONGEST_STAY, Lent},
+    scheduler::{LONGEST_STAY, LentPlace},
     sync::thread_static,
 };
 
@@ -66,7 +66,7 @@ pub(crate) fn regain_worker(deadline: Option<Instant>) {
         return core.record_return_to_work();
     }
     if let Some(lent) = worker_thread::borrow_place() {
-        if lent == Lent::Busy && core.threads().lane(lane).loans().ask() {
+        if lent == LentPlace::Busy && core.threads().lane(lane).loans().ask() {
             push_for_return(&core, "give way", (lane, i32::MAX), |core, _| worker_thread::give_way(core));
         }
         return core.record_return_to_work();

@@ -3,7 +3,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use raddle::{
     IdlePolicy,
-    internals::{Flavour, Lent, Loans, Sleep, Stay},
+    internals::{Flavour, LentPlace, Loans, Sleep, Stay},
 };
 use raddle_loom_tests::checker::{sync::atomic::AtomicUsize, thread};
 use raddle_loom_tests::{COMPLETE, kills, model};
@@ -45,7 +45,7 @@ impl Lane {
     fn go_on(&self) {
         match self.loans.borrow(&self.sleep, self.workers) {
             Some(lent) => {
-                if lent == Lent::Idle {
+                if lent == LentPlace::Idle {
                     self.compute();
                 }
                 self.loans.give_back();
@@ -90,7 +90,7 @@ fn at_most_one_of_two_workers_stays_idle_for_a_function() {
         let lane = Lane::new(2);
         let (other, third) = (Arc::clone(&lane), Arc::clone(&lane));
         let borrowed = lane.loans.borrow(&lane.sleep, 2);
-        assert_eq!(borrowed, Some(Lent::Idle), "no worker was borrowed although both are idle");
+        assert_eq!(borrowed, Some(LentPlace::Idle), "no worker was borrowed although both are idle");
         let workers = [thread::spawn(move || other.work(0)), thread::spawn(move || third.work(1))];
         lane.compute();
         lane.loans.give_back();
@@ -119,7 +119,7 @@ fn a_worker_that_has_given_way_does_not_compute_beside_the_function() {
         let lane = Lane::new(1);
         lane.sleep.note_busy(0);
         let borrowed = lane.loans.borrow(&lane.sleep, 1);
-        assert_eq!(borrowed, Some(Lent::Busy), "the only worker is busy");
+        assert_eq!(borrowed, Some(LentPlace::Busy), "the only worker is busy");
         assert!(lane.loans.ask() && !lane.loans.ask(), "a worker is asked once");
         let other = Arc::clone(&lane);
         // The worker runs the operation that asks it.

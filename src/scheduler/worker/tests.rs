@@ -12,7 +12,7 @@ use std::{
 use super::{
     super::{
         lane::LaneOptions,
-        loans::Lent,
+        loans::LentPlace,
         testing::{Known, Ready, assert_not_woken, assert_woken},
     },
     *,
@@ -258,10 +258,13 @@ fn the_last_searcher_wakes_another_worker_if_there_is_more_work() {
 fn no_more_places_are_lent_than_there_are_workers_and_those_of_idle_ones_first() {
     let (lane, workers) = lane(3, IdlePolicy::Park);
     workers[1..].iter().for_each(|worker| lane.sleep().note_idle(worker.index));
-    assert_eq!([(); 4].map(|()| lane.borrow_place()), [Some(Lent::Idle), Some(Lent::Idle), Some(Lent::Busy), None]);
+    assert_eq!(
+        [(); 4].map(|()| lane.borrow_place()),
+        [Some(LentPlace::Idle), Some(LentPlace::Idle), Some(LentPlace::Busy), None]
+    );
     lane.give_place_back();
     assert!(lane.loans().are_any());
-    assert_eq!(lane.borrow_place(), Some(Lent::Busy));
+    assert_eq!(lane.borrow_place(), Some(LentPlace::Busy));
     (0..3).for_each(|_| lane.give_place_back());
     assert!(!lane.loans().are_any(), "all places were given back");
 }
@@ -272,7 +275,7 @@ fn a_worker_gives_way_until_the_place_of_a_busy_one_is_given_back() {
     let worker = workers.swap_remove(0);
     // No place is lent.
     worker.give_way();
-    assert_eq!(lane.borrow_place(), Some(Lent::Busy));
+    assert_eq!(lane.borrow_place(), Some(LentPlace::Busy));
     assert!(lane.loans().ask() && !lane.loans().ask(), "one worker is asked for all functions");
     let start = Instant::now();
     let gives_way = thread::spawn(move || worker.give_way());
@@ -291,7 +294,7 @@ fn a_worker_whose_place_is_lent_stays_idle_before_each_operation_unless_another_
     let ((lane, workers), ops) = (lane(2, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
     let (worker, sleep) = (&workers[0], lane.sleep());
     (0..2).for_each(|worker| sleep.note_idle(worker));
-    assert_eq!(lane.borrow_place(), Some(Lent::Idle));
+    assert_eq!(lane.borrow_place(), Some(LentPlace::Idle));
     let finds_the_operation = || {
         sleep.start_search();
         sleep.note_busy(worker.index);
