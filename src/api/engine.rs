@@ -338,8 +338,8 @@ impl Engine {
 
     /// Deletes a variable: once every operation previously pushed on it is complete, its value is dropped, and then `f`
     /// runs. Later pushes on the variable are refused, and later waits for it return once it is deleted. If no
-    /// operation is pending on the variable, the deletion normally runs on the calling thread. A deletion runs even if
-    /// the variable has failed or the engine is shut down.
+    /// operation is pending on the variable, the deletion normally runs on the calling thread. Otherwise, this does not
+    /// block, even if the engine is full. A deletion runs even if the variable has failed or the engine is shut down.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -367,7 +367,7 @@ impl Engine {
     }
 
     /// Clears the variable's error, in push order: the error still affects operations pushed on the variable before
-    /// this call, but not those pushed afterwards.
+    /// this call, but not those pushed afterwards. This does not block, even if the engine is full.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -56,6 +56,23 @@ use crate::{
     values::{Name, device::Device, property::Property},
 };
 
+/// The size in bytes above which a function is moved to the heap before it passes through the layers below. Without
+/// optimization, each of them copies it to its own stack frame.
+pub(super) const LARGE: usize = 2 << 10;
+
+/// Evaluates an expression that consumes the function `$f`, of type `$F`, which is boxed first if it is [`LARGE`].
+macro_rules! boxed_if_large {
+    ($F:ident, $f:ident => $push:expr) => {
+        if const { size_of::<$F>() > $crate::api::op_builder::LARGE } {
+            let $f = Box::new($f);
+            $push
+        } else {
+            $push
+        }
+    };
+}
+pub(super) use boxed_if_large;
+
 /// Calls `f`, the function of an operation with the accesses `A`. `returns` says whether the function returns a value.
 ///
 /// # Safety
@@ -821,10 +838,10 @@ impl<'e> OpBuilder<'e> {
         A: Accesses,
         F: for<'a> FnOnce(Refs<'a, A>) + Send + 'static,
     {
-        self.enqueue_function(Location::caller(), &accesses, |refs| {
+        boxed_if_large!(F, f => self.enqueue_function(Location::caller(), &accesses, |refs| {
             f(refs);
             Ok(())
-        })
+        }))
     }
 
     /// Pushes an operation whose function may fail. An `Err` fails every variable that the operation mutates, and later
@@ -852,7 +869,7 @@ impl<'e> OpBuilder<'e> {
         A: Accesses,
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<(), BoxError> + Send + 'static,
     {
-        self.enqueue_function(Location::caller(), &accesses, |refs| f(refs).map_err(Cause::Error))
+        boxed_if_large!(F, f => self.enqueue_function(Location::caller(), &accesses, |refs| f(refs).map_err(Cause::Error)))
     }
 
     /// Pushes an operation whose function returns a value, and returns a handle to the result.
@@ -879,7 +896,7 @@ impl<'e> OpBuilder<'e> {
         F: for<'a> FnOnce(Refs<'a, A>) -> R + Send + 'static,
         R: Send + 'static,
     {
-        self.enqueue_returning(Location::caller(), &accesses, |refs| Ok(f(refs)))
+        boxed_if_large!(F, f => self.enqueue_returning(Location::caller(), &accesses, |refs| Ok(f(refs))))
     }
 
     /// Pushes an operation whose function returns a value or an error, and returns a handle to the result. An `Err`
@@ -905,7 +922,7 @@ impl<'e> OpBuilder<'e> {
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, BoxError> + Send + 'static,
         R: Send + 'static,
     {
-        self.enqueue_returning(Location::caller(), &accesses, |refs| f(refs).map_err(Cause::Error))
+        boxed_if_large!(F, f => self.enqueue_returning(Location::caller(), &accesses, |refs| f(refs).map_err(Cause::Error)))
     }
 
     // ----------------------------------------------------------------------------------------------------- copies ----
@@ -1008,10 +1025,10 @@ impl<'e> OpBuilder<'e> {
         F: FnOnce(A::Guards) -> Fut + Send + 'static,
         Fut: Future<Output = ()> + Send + 'static,
     {
-        self.enqueue_future(Location::caller(), &accesses, |guards| async move {
+        boxed_if_large!(F, f => self.enqueue_future(Location::caller(), &accesses, |guards| async move {
             f(guards).await;
             Ok(())
-        })
+        }))
     }
 
     /// Pushes an operation that is a fallible future. An `Err` fails every variable that the operation mutates, and
@@ -1040,11 +1057,9 @@ impl<'e> OpBuilder<'e> {
         F: FnOnce(A::Guards) -> Fut + Send + 'static,
         Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
-        self.enqueue_future(
-            Location::caller(),
-            &accesses,
-            |guards| async move { f(guards).await.map_err(Cause::Error) },
-        )
+        boxed_if_large!(F, f => self.enqueue_future(Location::caller(), &accesses, |guards| async move {
+            f(guards).await.map_err(Cause::Error)
+        }))
     }
 
     /// Pushes an operation that is a future with a result, and returns a handle to that result. The handle receives the
@@ -1071,7 +1086,9 @@ impl<'e> OpBuilder<'e> {
         Fut: Future<Output = R> + Send + 'static,
         R: Send + 'static,
     {
-        self.enqueue_returning_future(Location::caller(), &accesses, |guards| async move { Ok(f(guards).await) })
+        boxed_if_large!(F, f => self.enqueue_returning_future(Location::caller(), &accesses, |guards| async move {
+            Ok(f(guards).await)
+        }))
     }
 
     /// Pushes an operation that is a fallible future with a result, and returns a handle to that result. An `Err` fails
@@ -1098,9 +1115,9 @@ impl<'e> OpBuilder<'e> {
         Fut: Future<Output = Result<R, BoxError>> + Send + 'static,
         R: Send + 'static,
     {
-        self.enqueue_returning_future(Location::caller(), &accesses, |guards| async move {
+        boxed_if_large!(F, f => self.enqueue_returning_future(Location::caller(), &accesses, |guards| async move {
             f(guards).await.map_err(Cause::Error)
-        })
+        }))
     }
 
     // -------------------------------------------------------------------------------------------------- operators ----
@@ -1126,10 +1143,10 @@ impl<'e> OpBuilder<'e> {
         A: Accesses,
         F: for<'a> Fn(Refs<'a, A>) + Send + Sync + 'static,
     {
-        self.try_operator(accesses, move |refs: Refs<'_, A>| {
+        boxed_if_large!(F, f => self.create_operator(accesses, move |refs: Refs<'_, A>| {
             f(refs);
             Ok(())
-        })
+        }))
     }
 
     /// Creates an operator whose function may fail. In each run, an `Err` fails every variable that the operation
@@ -1153,6 +1170,14 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`].
     pub fn try_operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    where
+        A: Accesses,
+        F: for<'a> Fn(Refs<'a, A>) -> Result<(), BoxError> + Send + Sync + 'static,
+    {
+        boxed_if_large!(F, f => self.create_operator(accesses, f))
+    }
+
+    fn create_operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
         F: for<'a> Fn(Refs<'a, A>) -> Result<(), BoxError> + Send + Sync + 'static,

@@ -15,7 +15,7 @@ use crate::{
         engine::Engine,
         group::Group,
         handle::OpHandle,
-        op_builder::{OpBuilder, unless_refused},
+        op_builder::{OpBuilder, boxed_if_large, unless_refused},
         op_context::OpContext,
         scoped_var::ScopedVar,
     },
@@ -134,7 +134,7 @@ impl Engine {
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,
     {
         let scope = Scope { scoped: Scoped::open(self.core())?, scope: PhantomData, env: PhantomData };
-        let result = panics::catch(|| f(&scope));
+        let result = boxed_if_large!(F, f => panics::catch(|| f(&scope)));
         let mut closed = scope.scoped.close();
         let mut panicked = result.is_err();
         let (mut payload, mut emptied) = (None, Vec::new());
@@ -346,10 +346,10 @@ impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
         A: ScopedAccesses<Captured: 'scope>,
         F: for<'a> FnOnce(Refs<'a, A>) + Send + 'scope,
     {
-        self.enqueue(Location::caller(), &accesses, |refs| {
+        boxed_if_large!(F, f => self.enqueue(Location::caller(), &accesses, |refs| {
             f(refs);
             Ok(())
-        })
+        }))
     }
 
     /// Pushes an operation whose function may fail; see [`OpBuilder::try_push`].
@@ -377,7 +377,7 @@ impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
         A: ScopedAccesses<Captured: 'scope>,
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<(), BoxError> + Send + 'scope,
     {
-        self.enqueue(Location::caller(), &accesses, f)
+        boxed_if_large!(F, f => self.enqueue(Location::caller(), &accesses, f))
     }
 
     /// Pushes an operation whose function returns a value, which may borrow, and returns a handle to the result; see
@@ -402,7 +402,7 @@ impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
         F: for<'a> FnOnce(Refs<'a, A>) -> R + Send + 'scope,
         R: Send + 'scope,
     {
-        self.enqueue_returning(Location::caller(), &accesses, |refs| Ok(f(refs)))
+        boxed_if_large!(F, f => self.enqueue_returning(Location::caller(), &accesses, |refs| Ok(f(refs))))
     }
 
     /// Pushes an operation whose function returns a value or an error, and returns a handle to the result; see
@@ -427,7 +427,7 @@ impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, BoxError> + Send + 'scope,
         R: Send + 'scope,
     {
-        self.enqueue_returning(Location::caller(), &accesses, f)
+        boxed_if_large!(F, f => self.enqueue_returning(Location::caller(), &accesses, f))
     }
 
     fn enqueue<A, F>(mut self, location: &'static Location<'static>, accesses: &A, f: F) -> Result<(), PushError>

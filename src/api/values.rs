@@ -137,15 +137,18 @@ impl Engine {
         Ok(acquired.enter(|| f(unsafe { value_of(&acquired, var) })))
     }
 
-    /// Pushes an operation that replaces the variable's value. The old value is dropped as part of the operation,
-    /// normally on a worker; if this drop panics, the operation fails. Like every operation that
-    /// [overwrites](Var::overwrite) a variable, it clears the variable's error if it succeeds.
+    /// Pushes an operation that replaces the variable's value. Like every push, this may block if the engine has a
+    /// [limit](crate::EngineBuilder::max_pending). The form that does not block is an ordinary push:
+    /// `engine.op("set").when_room().await?.push(target.overwrite(), move |old| *old = value)`.
+    ///
+    /// The old value is dropped as part of the operation, normally on a worker; if this drop panics, the operation fails.
+    /// Like every operation that [overwrites](Var::overwrite) a variable, it clears the variable's error if it succeeds.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// let target = engine.var(0);
-    /// engine.set(&target, 7)?; // returns immediately
+    /// engine.set(&target, 7)?; // does not wait for the operation
     /// assert_eq!(engine.get(&target)?, 7);
     /// # Ok(())
     /// # }

@@ -18,10 +18,13 @@ use std::{
     },
     task::{Context, Wake, Waker},
     thread,
+    time::Instant,
 };
 
 use common::{KINDS, THREADED, child_succeeds};
-use raddle::{Engine, EngineBuilder, EngineKind, OpHandle, PushError, completion, cx, error::BuildError};
+use raddle::{
+    Engine, EngineBuilder, EngineKind, OpBuilder, OpHandle, PushError, Var, completion, cx, error::BuildError,
+};
 
 /// What each function is promised on the engines of these tests.
 const RESERVE: usize = 384 << 10;
@@ -189,6 +192,74 @@ fn completions_on_a_small_thread() {
         skipped.wait().unwrap_err();
         engine.wait_for_all().unwrap();
         assert_eq!(dropped.load(SeqCst), 1, "{kind}");
+    }
+}
+
+#[test]
+fn large_captures_take_little_stack() {
+    child_succeeds("pushes_with_large_captures");
+}
+
+/// Without optimization, each function that receives a capture by value may copy it. The array here and the function that
+/// captures it already take a megabyte of the two of this thread.
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn pushes_with_large_captures() {
+    type Push = fn(OpBuilder<'_>, &Var<usize>) -> Result<(), PushError>;
+    const SIZE: usize = 512 << 10;
+    let pushes: [(&str, Push); 9] = [
+        ("push", |op, sum| {
+            let large = [1_u8; SIZE];
+            op.push(sum.write(), move |sum| *sum += large.len())
+        }),
+        ("try_push", |op, sum| {
+            let large = [1_u8; SIZE];
+            op.try_push(sum.write(), move |sum| {
+                *sum += large.len();
+                Ok(())
+            })
+        }),
+        ("submit", |op, sum| {
+            let large = [1_u8; SIZE];
+            op.submit(sum.write(), move |sum| *sum += large.len()).map(drop)
+        }),
+        ("try_submit", |op, sum| {
+            let large = [1_u8; SIZE];
+            op.try_submit(sum.write(), move |sum| Ok(*sum += large.len())).map(drop)
+        }),
+        ("a completion", |op, sum| {
+            let large = [1_u8; SIZE];
+            op.push((sum.write(), completion()), move |(sum, done)| {
+                *sum += large.len();
+                done.complete();
+            })
+        }),
+        ("push_future", |op, sum| {
+            let large = [1_u8; SIZE];
+            op.push_future(sum.write(), move |mut sum| async move { *sum += large.len() })
+        }),
+        ("with a deadline", |op, sum| {
+            let large = [1_u8; SIZE];
+            op.deadline(Instant::now() + common::PATIENCE).push(sum.write(), move |sum| *sum += large.len())
+        }),
+        ("eager", |op, sum| {
+            let large = [1_u8; SIZE];
+            op.eager().push(sum.write(), move |sum| *sum += large.len())
+        }),
+        ("operator", |op, sum| {
+            let large = [1_u8; SIZE];
+            op.operator(sum.write(), move |sum| *sum += large.len())?.push()
+        }),
+    ];
+    for (name, push) in pushes {
+        println!("{name}");
+        let run = move || {
+            let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).build().unwrap();
+            let sum = engine.var(0);
+            push(engine.op(name), &sum).unwrap();
+            assert_eq!(engine.get(&sum).unwrap(), SIZE, "{name}");
+        };
+        thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().unwrap();
     }
 }
 
