@@ -383,7 +383,7 @@ fn saturated(engine: &Engine, due: &[u64], kind: Kind, fillers: usize, iteration
 }
 
 fn engine(kind: EngineKind, workers: usize, idle: IdlePolicy) -> Engine {
-    Engine::builder().kind(kind).workers(workers).idle(idle).build().expect("an engine")
+    Engine::builder().kind(kind).workers(workers).pin(true).idle(idle).build().expect("an engine")
 }
 
 /// The number of slices in a round that alternates between the empty loop and the engine.

@@ -119,7 +119,7 @@ impl<'a> Steps<'a> {
 
 fn main() {
     let rounds = machine::rounds();
-    let engine = Engine::builder().workers(1).build().expect("an engine");
+    let engine = Engine::builder().workers(1).pin(true).build().expect("an engine");
     let engine = &engine;
     let tokens: Vec<Token> = (0..64).map(|_| engine.token()).collect();
     let at = |i: u64| &tokens[i as usize % 64];
@@ -131,8 +131,8 @@ fn main() {
     let token = naive.token();
     // Two engines that differ only in that the second has a recorder.
     let recorder = Recorder::new();
-    let plain = Engine::builder().workers(1).build().expect("an engine");
-    let recorded = Engine::builder().workers(1).recorder(&recorder).build().expect("an engine");
+    let plain = Engine::builder().workers(1).pin(true).build().expect("an engine");
+    let recorded = Engine::builder().workers(1).pin(true).recorder(&recorder).build().expect("an engine");
     let [outside, inside] = [&plain, &recorded].map(|engine| (0..64).map(|_| engine.token()).collect::<Vec<_>>());
     let mut steps = Steps { rows: vec![], engine };
 

@@ -107,8 +107,10 @@ fn main() {
         counts.dedup();
         counts
     };
-    let engines: Vec<(usize, Engine)> =
-        counts(cores).into_iter().map(|n| (n, Engine::builder().workers(n).build().expect("an engine"))).collect();
+    let engines: Vec<(usize, Engine)> = counts(cores)
+        .into_iter()
+        .map(|n| (n, Engine::builder().workers(n).pin(true).build().expect("an engine")))
+        .collect();
 
     let mut report = Report::new(
         "scaling",

@@ -109,7 +109,7 @@ pub struct EngineBuilder {
     kind: Option<EngineKind>,
     workers: Option<usize>,
     prioritized_workers: Option<usize>,
-    unpinned: bool,
+    pin: Option<bool>,
     quiet: bool,
     stack_size: Option<usize>,
     stack_reserve: Option<usize>,
@@ -191,9 +191,12 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets whether each worker for ordinary operations is pinned to its own core. Default: `true`. If the operating
-    /// system refuses, the worker runs unpinned, [`Engine::placements`] reports this, and a warning is logged. With
-    /// pinning, a GPU's threads run on those of the engine's cores that are nearest the GPU, if Linux reports them.
+    /// Sets whether each worker for ordinary operations is pinned to its own core. Default: `true` if the engine has a
+    /// worker for each core that it may use, the process's control group grants these cores whole, and no other engine of
+    /// the process has pinned a worker to one of them; otherwise `false`, so that the system can move workers away from
+    /// cores that others use. If the system refuses to pin a worker, it runs unpinned, [`Engine::placements`] reports
+    /// this, and a warning is logged. With pinning, a GPU's threads run on those of the engine's cores that are nearest
+    /// the GPU, if Linux reports them.
     ///
     /// An engine may use the cores available to the thread that builds it or, if that thread belongs to another engine,
     /// all of that engine's cores. All of its threads stay on these cores. The engine pins its workers to the cores
@@ -213,7 +216,7 @@ impl EngineBuilder {
     /// # }
     /// ```
     pub fn pin(mut self, pin: bool) -> Self {
-        self.unpinned = !pin;
+        self.pin = Some(pin);
         self
     }
 
@@ -499,7 +502,8 @@ impl EngineBuilder {
             }
         };
         let cores = cores_here();
-        let workers = self.workers.unwrap_or_else(|| topology::parallelism(&cores));
+        let parallelism = topology::parallelism(&cores);
+        let workers = self.workers.unwrap_or(parallelism);
         let prioritized = self.prioritized_workers.unwrap_or(1);
         if workers == 0 || prioritized == 0 {
             return Err(BuildError::NoWorkers);
@@ -513,9 +517,11 @@ impl EngineBuilder {
         if self.recorder.as_ref().is_some_and(Recorder::is_foreign) {
             return Err(BuildError::ForkedRecorder);
         }
+        let is_alone = || parallelism == cores.len() && workers >= cores.len() && topology::are_free(&cores);
+        let pinned = self.pin.unwrap_or_else(is_alone);
         // `Route::of` knows the lanes by their positions.
         let lanes: &[LaneSpec] = &[
-            LaneSpec { name: "cpu", workers, idle: self.idle, pinned: !self.unpinned },
+            LaneSpec { name: "cpu", workers, idle: self.idle, pinned },
             LaneSpec { name: "copy", workers: 1, idle: IdlePolicy::Park, pinned: false },
             LaneSpec { name: "copy-back", workers: 1, idle: IdlePolicy::Park, pinned: false },
             LaneSpec { name: "priority", workers: prioritized, idle: self.idle, pinned: false },
@@ -531,7 +537,7 @@ impl EngineBuilder {
         let stacks = StackSizes::new(self.stack_size, self.stack_reserve)
             .map_err(|(size, reserve)| BuildError::Stack { size, reserve })?;
         let (threads, boxed) = ThreadPool::new(lanes, cores, stacks);
-        let gpus = Gpus::new(self.gpus, kind, self.idle, !self.unpinned);
+        let gpus = Gpus::new(self.gpus, kind, self.idle, pinned);
         let limit = self.max_pending.map(|limit| limit.max(1) as u64);
         let seed = match self.shuffle {
             None => seed_from_environment()?,

@@ -137,6 +137,12 @@ pub(crate) struct CoreClaim {
     process: ProcessMark,
 }
 
+/// Whether no engine of this process has pinned a worker to one of `cores`.
+pub(crate) fn are_free(cores: &[usize]) -> bool {
+    let pinned = pinned();
+    cores.iter().all(|&core| pinned.get(core).is_none_or(|&workers| workers == 0))
+}
+
 /// Claims `count` of `cores`, or all of them if there are fewer: those with the fewest pinned workers and, among
 /// equals, the lowest numbers. The claims are in ascending order.
 pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<CoreClaim> {

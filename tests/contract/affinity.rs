@@ -52,7 +52,8 @@ fn cores_of_a_thread() -> String {
 fn a_lane_thread_started_by_an_operation_may_use_all_cores() {
     for kind in THREADED {
         watched(move || {
-            let engine = Engine::builder().kind(kind).workers(1).gpu(SimulatedGpu::new()).build().expect("an engine");
+            let engine =
+                Engine::builder().kind(kind).workers(1).pin(true).gpu(SimulatedGpu::new()).build().expect("an engine");
             let gpu = Device::Gpu(0);
             let memory = engine.device_var::<u32>(gpu, 4).expect("the device should have memory");
             let (inside, found) = (engine.clone(), Journal::new());
@@ -80,7 +81,7 @@ fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
     watched(|| {
         let (all, cores) = (allowed_cores(), cores());
         let count = cores.len() + 1;
-        let engine = Engine::builder().workers(count).build().expect("an engine");
+        let engine = Engine::builder().workers(count).pin(true).build().expect("an engine");
         for round in 0..20 {
             // Each worker runs an operation that records its cores and then waits, handing over the worker.
             let (meeting, found) = (Meeting::new(count), Arc::new(Mutex::new(Vec::new())));
@@ -116,7 +117,7 @@ fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
 #[cfg_attr(miri, ignore = "pins threads")]
 fn an_engine_built_inside_an_operation_may_use_the_same_cores_as_one_built_outside() {
     watched(|| {
-        let engine = Engine::builder().workers(1).build().expect("an engine");
+        let engine = Engine::builder().workers(1).pin(true).build().expect("an engine");
         let build = || {
             let built = Engine::builder().build().expect("an engine");
             let report = built.op("report").priority(1).property(raddle::Property::CpuPrioritized);
@@ -175,7 +176,7 @@ fn destructors_of_thread_locals_on_a_worker_may_use_all_cores() {
     }
     thread_local!(static LAST: RefCell<Option<Reports>> = const { RefCell::new(None) });
     watched(|| {
-        let (engine, found) = (Engine::builder().workers(1).build().expect("an engine"), Journal::new());
+        let (engine, found) = (Engine::builder().workers(1).pin(true).build().expect("an engine"), Journal::new());
         let reports = Reports(found.clone());
         let sets = move |()| {
             LAST.set(Some(reports));
@@ -205,7 +206,7 @@ fn in_a_child_two_engines_share_no_core_while_others_are_free() {
     }
     watched(|| {
         let cores = cores();
-        let build = |workers| Engine::builder().workers(workers).build().expect("an engine");
+        let build = |workers| Engine::builder().workers(workers).pin(true).build().expect("an engine");
         let places = |engine: &Engine| engine.placements().iter().map(core_of).collect::<Vec<_>>();
         let mut engines: Vec<_> = cores.iter().map(|_| build(1)).collect();
         assert_eq!(
@@ -226,13 +227,40 @@ fn in_a_child_two_engines_share_no_core_while_others_are_free() {
     });
 }
 
+/// An engine is pinned by default only if it has the cores to itself.
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn by_default_only_an_engine_with_all_cores_to_itself_is_pinned() {
+    child_succeeds("in_a_child_engines_are_pinned_by_default");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_engines_are_pinned_by_default() {
+    if !is_child() {
+        return;
+    }
+    let count = thread::available_parallelism().expect("a number of cores").get();
+    let is_pinned = |engine: &Engine| matches!(engine.placements()[0], Placement::Pinned(_));
+    let build = |workers| Engine::builder().kind(EngineKind::PerDevice).workers(workers).build().expect("an engine");
+    let whole = count == cores().len();
+    if count > 1 {
+        assert!(!is_pinned(&build(count - 1)), "another process could use the same cores");
+    }
+    let all = build(count);
+    assert_eq!(is_pinned(&all), whole);
+    assert!(!is_pinned(&build(count)), "another engine has these cores");
+    drop(all);
+    assert_eq!(is_pinned(&build(count)), whole, "the other engine is gone");
+}
+
 // ---------------------------------------------------------------------------------------------------- unpinned ----
 
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
 fn threads_started_inside_unpinned_may_use_all_cores() {
     watched(|| {
-        let engine = Engine::builder().workers(1).build().expect("an engine");
+        let engine = Engine::builder().workers(1).pin(true).build().expect("an engine");
         let inside = engine.op("start").submit((), |()| {
             let before = allowed_cores();
             let found = (cores_of_a_thread(), unpinned(cores_of_a_thread));
@@ -271,7 +299,7 @@ fn unpinned_changes_nothing_outside_an_engine() {
 #[cfg_attr(miri, ignore = "pins threads")]
 fn a_wait_inside_unpinned_leaves_every_thread_on_its_own_cores() {
     watched(|| {
-        let engine = Engine::builder().workers(1).build().expect("an engine");
+        let engine = Engine::builder().workers(1).pin(true).build().expect("an engine");
         let pinned = core_of(&engine.placements()[0]).to_string();
         for _ in 0..10 {
             let (inside, gate) = (engine.clone(), Gate::new());

@@ -123,7 +123,7 @@ mod on_linux {
         watched(|| {
             let cores = parse_cores(&common::allowed_cores());
             for kind in THREADED {
-                let engine = Engine::builder().kind(kind).workers(cores.len()).build().unwrap();
+                let engine = Engine::builder().kind(kind).workers(cores.len()).pin(true).build().unwrap();
                 let found = cores_of_workers(&engine, cores.len());
                 for (index, core) in cores.iter().enumerate() {
                     assert_eq!(engine.placements()[index], Placement::Pinned(*core));
@@ -152,7 +152,7 @@ mod on_linux {
         watched(|| {
             let (all, cores) = (common::allowed_cores(), parse_cores(&common::allowed_cores()));
             let count = cores.len() + 2;
-            let engine = Engine::builder().kind(EngineKind::PerDevice).workers(count).build().unwrap();
+            let engine = Engine::builder().kind(EngineKind::PerDevice).workers(count).pin(true).build().unwrap();
             let found = cores_of_workers(&engine, count);
             for (index, found) in found.iter().enumerate() {
                 let pinned = cores.get(index);
