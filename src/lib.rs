@@ -151,6 +151,8 @@ pub mod guide {
     pub mod cancellation {}
     #[doc = include_str!("guide/life_cycle.md")]
     pub mod life_cycle {}
+    #[doc = include_str!("guide/on_your_machine.md")]
+    pub mod on_your_machine {}
     #[doc = include_str!("guide/latency.md")]
     pub mod latency {}
     #[doc = include_str!("guide/gpus.md")]
