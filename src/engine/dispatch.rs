@@ -257,7 +257,7 @@ pub(super) fn run_here(core: &Arc<Core>, mut here: ReadyList<Task>, epilogue: Ep
 
 /// Runs a ready operation on this thread, or leaves it to a worker or to a loop already running on this thread.
 #[inline(never)]
-fn run_now(core: &Arc<Core>, op: OpRef<Task>) {
+pub(super) fn run_now(core: &Arc<Core>, op: OpRef<Task>) {
     // Work issued by a device operation's function is not complete when the function returns, so no operation of
     // the program may run inside that function.
     let forbidden = !op.task().has(flag::INLINE) && no_wait::in_device_function();
