@@ -387,7 +387,14 @@ unsafe fn push_several_untyped<E: Several + ?Sized>(
 /// Whether a short way may push an operation on this thread.
 #[inline(always)]
 fn has_short_way(core: &Core) -> bool {
-    core.short_way == ShortWay::ToWorkers || core.short_way == ShortWay::Here && !no_wait::in_device_function()
+    core.short_way == ShortWay::ToWorkers || has_short_way_here(core)
+}
+
+/// The rest of [`has_short_way`], for engines without workers.
+#[cold]
+#[inline(never)]
+fn has_short_way_here(core: &Core) -> bool {
+    core.short_way == ShortWay::Here && !no_wait::in_device_function()
 }
 
 /// Schedules on its lane an operation that was ready when a short way pushed it, or runs it if the engine has no
@@ -395,7 +402,7 @@ fn has_short_way(core: &Core) -> bool {
 #[inline(always)]
 fn schedule_pushed(core: &Arc<Core>, op: OpRef<Task>, claims: bool) {
     if core.short_way == ShortWay::Here {
-        dispatch::run_now(core, op);
+        dispatch::run_pushed(core, op);
     } else if claims {
         publish_and_schedule(core, op);
     } else {
