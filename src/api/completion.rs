@@ -9,9 +9,10 @@ use super::{
 use crate::{
     engine::core::Core,
     error::{BoxError, deadlock::Pushed, op::Cause},
+    notify::async_state::AsyncState,
     op::{
         frame::{self, Call, DeclaredAs},
-        task::Task,
+        task::{Task, flag},
     },
     sync::{
         Mutex,
@@ -230,23 +231,25 @@ pub(crate) unsafe fn call_async<A: ScopedAccesses>(
         std::mem::forget((gate, result));
         return Ok(());
     }
-    match (gate.open(), result) {
-        (Some(Used { right, core, result }), Ok(Ok(()))) => {
-            core.resolve(right, result);
-            Ok(())
+    let Some(Used { right, core, result: used }) = gate.open() else {
+        return result.unwrap_or_else(|payload| resume_unwind(payload));
+    };
+    if let Ok(Ok(())) = result {
+        if right.task().has(flag::PARENT) {
+            core.resolve(right, used);
+            return Ok(());
         }
-        (used, result) => {
-            if let Some(Used { right, core, result }) = used {
-                // The operation fails with its function's failure. A failure reported through the completion is
-                // recorded too.
-                if let Some(cause) = result.err().filter(|cause| !matches!(cause, Cause::LostCompletion)) {
-                    core.record_failure(&right.task().failed_by(cause));
-                }
-                call.return_right(right);
-            }
-            result.unwrap_or_else(|payload| resume_unwind(payload))
-        }
+        // The operation ends outside its frame, like one without a completion.
+        let _ = right.task().async_state().filter(|_| used.is_ok()).map(AsyncState::resolve);
+        call.return_right(right);
+        return used;
     }
+    // The operation fails with its function's failure. A failure reported through the completion is recorded too.
+    if let Some(cause) = used.err().filter(|cause| !matches!(cause, Cause::LostCompletion)) {
+        core.record_failure(&right.task().failed_by(cause));
+    }
+    call.return_right(right);
+    result.unwrap_or_else(|payload| resume_unwind(payload))
 }
 
 /// A declaration, returned by [`completion`], that an operation ends when its [`Completion`] is used.

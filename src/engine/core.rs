@@ -62,6 +62,17 @@ pub(crate) mod phase {
     pub(crate) const FORKED: u8 = 6;
 }
 
+/// Which bare operations go the [short way](crate::engine::push).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ShortWay {
+    /// None: the engine has a GPU, a limit of its own or an observer, or shuffles.
+    None,
+    /// All. They run on workers.
+    ToWorkers,
+    /// Those pushed outside the functions of device operations. The engine has no workers.
+    Here,
+}
+
 /// Starts a thread to serve the engine's lane with this number, a GPU lane, with the lane's worker. If the thread
 /// cannot be started, returns the error and, if it still exists, the worker.
 pub(crate) type ServeLane = fn(&Arc<Core>, u8, BoxedWorker<Task>) -> Result<(), (io::Error, Option<BoxedWorker<Task>>)>;
@@ -71,9 +82,8 @@ pub(crate) struct Core {
     pub(crate) kind: EngineKind,
     /// Whether the engine has a limit on pending operations.
     pub(super) is_bounded: bool,
-    /// Whether operations may be pushed on the [short way](crate::engine::push): the engine has workers, but no GPU, no
-    /// limit of its own and no observer, and it does not shuffle.
-    pub(crate) has_short_way: bool,
+    /// Whether bare operations may be pushed on the [short way](crate::engine::push), and where they run.
+    pub(crate) short_way: ShortWay,
     /// Whether the engine records, and does nothing else with operations that engines without a recording do not do: it
     /// has no observer and does not shuffle.
     pub(crate) only_records: bool,
@@ -177,7 +187,11 @@ impl Core {
         let does_more = limit.is_some() || shuffler.is_some() || recording.is_some() && !only_records;
         let core = Self {
             kind,
-            has_short_way: kind != EngineKind::Naive && gpus.is_empty() && !does_more,
+            short_way: match kind {
+                _ if does_more || !gpus.is_empty() => ShortWay::None,
+                EngineKind::Naive => ShortWay::Here,
+                _ => ShortWay::ToWorkers,
+            },
             only_records,
             is_bounded: limit.is_some(),
             phase: CachePadded::new(AtomicU8::new(phase)),

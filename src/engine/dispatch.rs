@@ -254,6 +254,13 @@ pub(super) fn run_here(core: &Arc<Core>, mut here: ReadyList<Task>, epilogue: Ep
 
 // ---------------------------------------------------------------------------------------- on this thread ----
 
+/// Runs an operation that was ready when the [short way](crate::engine::push) pushed it to an engine without workers.
+#[cold]
+#[inline(never)]
+pub(super) fn run_pushed(core: &Arc<Core>, op: OpRef<Task>) {
+    run_nested(core, Some(op), &mut ReadyList::default(), &mut iter::empty());
+}
+
 /// Runs a ready operation on this thread, or leaves it to a worker or to a loop already running on this thread.
 #[inline(never)]
 fn run_now(core: &Arc<Core>, op: OpRef<Task>) {

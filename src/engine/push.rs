@@ -15,21 +15,21 @@
 //! # The short way
 //!
 //! A [bare](Spec::is_bare) operation, with or without a handle, goes a shorter way if it has at most [`MOST_SHORT`]
-//! accesses and the engine [has this way](Core::has_short_way): [`push_short`], or one of the functions behind it if the
-//! type of the accesses determines their number. With one access or none, a single function, compiled for the job's type,
-//! takes all steps ([`push_sole`], [`push_free`]). With more, [`push_several`] leaves all steps to a function that moves
-//! jobs of any type ([`push_several_untyped`]). It is compiled for each of the most frequent numbers of accesses, and once
-//! for the others ([`Several`]). A ready operation is not dispatched but scheduled ([`schedule_pushed`]), since neither it
-//! nor the engine is special. These functions leave everything unusual, including two accesses to one variable, to
-//! [`push`](Core::push).
+//! accesses and the engine [has this way](ShortWay): [`push_short`], or one of the functions behind it if the type of the
+//! accesses determines their number. With one access or none, a single function, compiled for the job's type, takes all
+//! steps ([`push_sole`], [`push_free`]). With more, [`push_several`] leaves all steps to a function that moves jobs of any
+//! type ([`push_several_untyped`]). It is compiled for each of the most frequent numbers of accesses, and once for the
+//! others ([`Several`]). A ready operation is not dispatched but scheduled or, on an engine without workers, run
+//! ([`schedule_pushed`]), since neither it nor the engine is special. These functions leave everything unusual, including
+//! two accesses to one variable, to [`push`](Core::push).
 
 use std::{array, iter, mem::ManuallyDrop, ops::Deref, panic::Location, sync::Arc};
 
 use crate::{
     context::{ready_loop, worker_thread},
     engine::{
-        core::{Core, phase},
-        shuffle,
+        core::{Core, ShortWay, phase},
+        dispatch, shuffle,
     },
     error::push_error::{NoAccess, PushError},
     group::room,
@@ -216,7 +216,7 @@ pub(crate) fn push_sole<J: Job>(
 ) -> Result<(), PushError> {
     // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
     let queue = unsafe { entry.cell.as_ref() }.queue();
-    if !core.has_short_way || !queue.is_open_to(core.tag()) {
+    if !has_short_way(core) || !queue.is_open_to(core.tag()) {
         return push_slowly(core, name, location, &[entry], ErasedJob::new(job));
     }
     queue.prefetch();
@@ -269,7 +269,7 @@ pub(crate) fn push_free<J: Job>(
     location: &'static Location<'static>,
     job: J,
 ) -> Result<(), PushError> {
-    if !core.has_short_way {
+    if !has_short_way(core) {
         return push_slowly(core, name, location, &[], ErasedJob::new(job));
     }
     let Some(ticket) = enter_if_unrestricted(core) else {
@@ -304,7 +304,7 @@ unsafe fn push_several_untyped<E: Several + ?Sized>(
     let entries = entries.as_ref();
     let count = entries.len();
     debug_assert!(count > 1);
-    if !core.has_short_way || count > MOST_SHORT {
+    if !has_short_way(core) || count > MOST_SHORT {
         return SeveralPushed::NotPushed;
     }
     // In the ids of a slice, the lowest digit is the place of the id's entry, and the ids are sorted by insertion.
@@ -384,11 +384,26 @@ unsafe fn push_several_untyped<E: Several + ?Sized>(
     if pushed.rejected { SeveralPushed::Rejected } else { SeveralPushed::Accepted }
 }
 
-/// Schedules on its lane an operation that was ready when a short way pushed it. `claims` is whether the operation
-/// has a handle.
+/// Whether a short way may push an operation on this thread.
+#[inline(always)]
+fn has_short_way(core: &Core) -> bool {
+    core.short_way == ShortWay::ToWorkers || has_short_way_here(core)
+}
+
+/// The rest of [`has_short_way`], for engines without workers.
+#[cold]
+#[inline(never)]
+fn has_short_way_here(core: &Core) -> bool {
+    core.short_way == ShortWay::Here && !no_wait::in_device_function()
+}
+
+/// Schedules on its lane an operation that was ready when a short way pushed it, or runs it if the engine has no
+/// workers. `claims` is whether the operation has a handle.
 #[inline(always)]
 fn schedule_pushed(core: &Arc<Core>, op: OpRef<Task>, claims: bool) {
-    if claims {
+    if core.short_way == ShortWay::Here {
+        dispatch::run_pushed(core, op);
+    } else if claims {
         publish_and_schedule(core, op);
     } else {
         worker_thread::schedule(core, op);
@@ -429,7 +444,7 @@ fn push_slowly(
     entries: &[Entry],
     job: ErasedJob,
 ) -> Result<(), PushError> {
-    core.push(&Spec::new(Name::from(name)), location, &mut Entries::from(entries), job)
+    core.push(&Spec::new(Name::from(name)), location, &mut Entries::from_slice(entries), job)
 }
 
 /// Checks every variable, sorts the entries by variable and merges entries for the same variable: a variable that

@@ -111,13 +111,19 @@ pub(super) fn start(core: &Arc<Core>, op: OpRef<Task>, ready: &mut ReadyList<Tas
             fail_late(core, &hold, failure);
             Epilogue::Nothing
         }
-        // A panic dropped the completion, or a function with references to values failed after its completion had
-        // been used or dropped. If the function caught the panic and succeeded, the loss of the completion is the
-        // failure.
+        // A panic dropped the completion, or the completion of a function with references to values had been used or
+        // dropped when the function returned. If it had been used and the function succeeded, the operation is resolved.
+        // If the function caught the panic and succeeded, the loss of the completion is the failure.
         (Some(right), failure) => {
-            let failure = failure.unwrap_or_else(|| hold.task().failed_by(Cause::LostCompletion));
-            let _ = hold.task().async_state().map(AsyncState::resolve);
-            complete_by_right(core, right, Err(failure), FnState::Called, ready)
+            let result = match failure {
+                None if right.task().async_state().is_some_and(AsyncState::is_resolved) => Ok(()),
+                None => Err(hold.task().failed_by(Cause::LostCompletion)),
+                Some(failure) => Err(failure),
+            };
+            if result.is_err() {
+                let _ = hold.task().async_state().map(AsyncState::resolve);
+            }
+            complete_by_right(core, right, result, FnState::Called, ready)
         }
     }
 }

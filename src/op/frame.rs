@@ -66,8 +66,8 @@ pub(crate) struct Frame {
     /// The operation's families and what can cancel it, or null.
     ties: Cell<*const Ties>,
     /// The right to end an asynchronous operation, until the operation's completion takes it. The right is put back if
-    /// a panic in the function drops the completion, or if the function fails after its completion has been used or
-    /// dropped. The code that enters a frame with a right takes the right out again.
+    /// a panic in the function drops the completion, or if the completion has been used or dropped before the operation
+    /// may end. The code that enters a frame with a right takes the right out again.
     right: Cell<Option<OpRef<Task>>>,
     holds: Holds,
     /// The frame around this one, or null.
@@ -619,8 +619,8 @@ impl<'a> Call<'a> {
         self.frame.take_right()
     }
 
-    /// Puts back the right to end an asynchronous operation whose completion was used but whose function failed. The
-    /// operation then fails with the function's failure.
+    /// Puts back the right to end an asynchronous operation whose completion was used, but which ends when its function
+    /// returns. If the function fails, the operation fails with that; otherwise, it must have been resolved.
     pub(crate) fn return_right(&self, right: OpRef<Task>) {
         self.frame.put_right(right);
     }

@@ -24,7 +24,7 @@
 //! [`version`](crate::sync::edge::version), [`handles`](crate::sync::edge::handles).
 
 use std::{
-    alloc::Layout,
+    alloc::{self, Layout},
     any::type_name,
     marker::PhantomData,
     mem::ManuallyDrop,
@@ -74,6 +74,8 @@ struct VarState {
     fault: Fault<OpError>,
     /// Whether the value was dropped.
     emptied: AtomicBool,
+    /// The number of bytes in front of the cell that were [allocated](allocate) with it.
+    slack: u8,
 }
 
 /// A variable and its value.
@@ -188,7 +190,8 @@ impl VarCell {
             ValueMemory::Host => const { &ValueInfo::of::<T>(ValueMemory::Host) },
             ValueMemory::Elsewhere => const { &ValueInfo::of::<T>(ValueMemory::Elsewhere) },
         };
-        let cell = Box::new(TypedCell {
+        let (place, slack) = allocate(info.layout);
+        let typed = TypedCell {
             cell: VarCell {
                 queue: VarQueue::with_owner(core.next_id(), owner),
                 core: ManuallyDrop::new(Arc::clone(core)),
@@ -200,11 +203,14 @@ impl VarCell {
                     version: AtomicU64::new(0),
                     fault: Fault::default(),
                     emptied: AtomicBool::new(false),
+                    slack,
                 },
             },
             value: UnsafeCell::new(ManuallyDrop::new(value)),
-        });
-        let cell = NonNull::from(Box::leak(cell)).cast::<VarCell>();
+        };
+        // SAFETY: the place has the layout of the cell, and is unused.
+        unsafe { place.cast().write(typed) };
+        let cell = place.cast::<VarCell>();
         // SAFETY: the cell does not move, and no other thread knows it yet.
         unsafe { VarQueue::init(VarCell::queue_ptr(cell)) };
         cell
@@ -332,6 +338,28 @@ impl VarCell {
     }
 }
 
+/// Returns the layout of the allocation for a cell with `layout`. An allocator may need several times longer for the
+/// alignment of a cell than for this one, so the allocation has room to align the cell in it.
+fn loose(layout: Layout) -> Layout {
+    const ALIGN: usize = 16;
+    if layout.align() > align_of::<VarCell>() {
+        return layout;
+    }
+    let size = layout.size() + (layout.align() - ALIGN);
+    Layout::from_size_align(size, ALIGN).expect("a value must be smaller than the address space")
+}
+
+/// Allocates a place with `layout`. Returns it, and how far behind the start of its allocation it lies.
+#[inline]
+fn allocate(layout: Layout) -> (NonNull<u8>, u8) {
+    let loose = loose(layout);
+    // SAFETY: a cell is not empty.
+    let Some(start) = NonNull::new(unsafe { alloc::alloc(loose) }) else { alloc::handle_alloc_error(loose) };
+    let slack = start.as_ptr().align_offset(layout.align());
+    // SAFETY: the allocation is larger than the place by as much as it may have to be moved.
+    (unsafe { start.add(slack) }, slack as u8)
+}
+
 /// Returns a pointer to the value of a typed cell.
 ///
 /// # Safety
@@ -366,13 +394,15 @@ impl VarCell {
         drop(unsafe { waits.read() });
         // Captures no more than a deferred function can hold without an allocation.
         let free = move || {
-            // SAFETY: no thread uses the cell any more, and the field is constant.
-            let layout = unsafe { cell.as_ref() }.value.layout;
+            // SAFETY: no thread uses the cell any more, and the fields are constant.
+            let (layout, slack) = unsafe { (cell.as_ref().value.layout, cell.as_ref().state.slack) };
             // SAFETY: (2): no thread has changed the field, and it is dropped only once.
             drop(unsafe { (&raw const (*cell.as_ptr()).name).read() });
-            // SAFETY: the cell was boxed with this layout, and what its fields own was dropped or moved out: the value,
-            // the name, the fault, the waits and the core.
-            unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };
+            // SAFETY: the allocation starts so far in front of the cell.
+            let start = unsafe { cell.cast::<u8>().sub(usize::from(slack)) };
+            // SAFETY: the cell was allocated with this layout, and what its fields own was dropped or moved out: the
+            // value, the name, the fault, the waits and the core.
+            unsafe { alloc::dealloc(start.as_ptr(), loose(layout)) };
         };
         // SAFETY: (1) and (2) are what `dispose` requires.
         unsafe { VarQueue::dispose(VarCell::queue_ptr(cell), free) };

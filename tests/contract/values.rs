@@ -399,3 +399,22 @@ fn many_threads_read_and_replace() {
         engine.wait_for_all().unwrap();
     });
 }
+
+#[test]
+fn values_have_the_alignment_that_they_need() {
+    #[repr(align(128))]
+    struct OfALine(u8);
+    #[repr(align(4096))]
+    struct OfAPage(u8);
+    on_kinds(&KINDS, 1, |engine| {
+        // Kept, so that the allocations differ.
+        let vars = (0..40).map(|n| (engine.var([n; 3]), engine.var(OfALine(n)), engine.var(OfAPage(n))));
+        for (n, (small, line, page)) in vars.collect::<Vec<_>>().into_iter().enumerate() {
+            assert_eq!(engine.with(&small, |value| value.map(usize::from)).unwrap(), [n; 3]);
+            let at = engine.with(&line, |line| (usize::from(line.0), (&raw const *line).addr() % 128)).unwrap();
+            assert_eq!(at, (n, 0));
+            let at = engine.with(&page, |page| (usize::from(page.0), (&raw const *page).addr() % 4096)).unwrap();
+            assert_eq!(at, (n, 0));
+        }
+    });
+}
