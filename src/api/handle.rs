@@ -214,8 +214,11 @@ impl<R> OpHandle<R> {
     fn cancel_by(&self, how: Cancel) -> bool {
         let Ok(live) = self.core.live() else { return false };
         let handled = self.waiter.oneshot();
-        handled.beside().cancel(how, live.failures(), |failure| {
-            handled.set(Err(failure)).into_iter().flatten().for_each(Wakers::wake);
+        // Wakers and the drop of the function run here.
+        wait::on_enough_stack(&self.core, || {
+            handled.beside().cancel(how, live.failures(), |failure| {
+                handled.set(Err(failure)).into_iter().flatten().for_each(Wakers::wake);
+            })
         })
     }
 }

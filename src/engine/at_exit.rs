@@ -6,32 +6,38 @@
 
 #[cfg(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri))))]
 mod imp {
-    use std::sync::{Arc, Mutex, Once, Weak};
+    use std::sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    };
 
     use crate::{
         engine::core::Core,
         sync::{lock, process::PerProcess},
-        system::panics,
+        system::{panics, stderr},
     };
 
     /// The engines of the process, and some that have ended.
     static ENGINES: PerProcess<Mutex<Vec<Weak<Core>>>> = PerProcess::new();
 
     pub(crate) fn watch(core: &Arc<Core>) {
-        static REGISTERED: Once = Once::new();
-        REGISTERED.call_once(|| {
+        // Not a `Once`, which would never be complete in a child forked meanwhile.
+        static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
+        // Relaxed: only the number of registrations matters.
+        if !IS_REGISTERED.swap(true, Relaxed) {
             // SAFETY: the handler is a function that exists as long as the process does, or as this library is loaded.
             let refused = unsafe { libc::atexit(at_exit) } != 0;
             if refused {
                 panics::log!(Warn, "raddle: atexit failed, so failures are not reported when the process ends");
             }
-        });
+        }
         let mut engines = lock(ENGINES.get(Mutex::default));
         engines.retain(|engine| engine.strong_count() > 0);
         engines.push(Arc::downgrade(core));
     }
 
     extern "C" fn at_exit() {
+        stderr::begin_span();
         let engines: Vec<Arc<Core>> = lock(ENGINES.get(Mutex::default)).iter().filter_map(Weak::upgrade).collect();
         for core in engines {
             let failure = core.live().ok().and_then(|live| live.failures().to_warn_of());

@@ -43,7 +43,7 @@ use crate::{
     system::panics,
     tracker::{OpRef, ReadyList},
     values::{device::Device, kind::EngineKind},
-    wait::in_place,
+    wait::{self, in_place},
 };
 
 impl Core {
@@ -164,11 +164,7 @@ impl Core {
             // The caller may hold a lock that a waker also acquires, so workers run the epilogues.
             epilogues.by_ref().for_each(|epilogue| finish_on_worker(self, epilogue));
         }
-        let mut run = || run_loop(self, None, &mut ready, &mut epilogues);
-        // If no other stack is available, the loop runs on this one.
-        if !ready_loop::is_stack_short(self) || ready_loop::on_another_stack(self, &mut run).is_err() {
-            run();
-        }
+        wait::on_enough_stack(self, || run_loop(self, None, &mut ready, &mut epilogues));
     }
 }
 
@@ -309,10 +305,9 @@ fn run_elsewhere(core: &Arc<Core>, ready: &mut ReadyList<Task>, epilogues: &mut 
     } else if ready_loop::has_loop(core) {
         ready_loop::with_loop(core, |ready_loop| core.leave(ready_loop, ready, epilogues));
     } else {
-        let mut run = || run_loop(core, None, ready, epilogues);
-        if ready_loop::on_another_stack(core, &mut run).is_err() {
-            run();
-        }
+        // This thread no longer counts as pushing, since what runs may wait.
+        room::end_push(core);
+        wait::on_enough_stack(core, || run_loop(core, None, ready, epilogues));
     }
 }
 

@@ -48,7 +48,7 @@ use crate::{
     trace::Outcome,
     tracker::{self, Access, Hold, Mode, Op, OpRef, ReadyList},
     values::device::Device,
-    wait::regain::regain_worker,
+    wait::{self, regain::regain_worker},
 };
 
 // ------------------------------------------------------------------------------------------- a worker's main loop ----
@@ -520,7 +520,7 @@ impl Core {
             regain_worker(None);
         }
         worker_thread::share_slot();
-        frame::enter_after(self, || wakers.wake());
+        wait::on_enough_stack(self, || frame::enter_after(self, || wakers.wake()));
     }
 }
 
@@ -532,19 +532,24 @@ pub(crate) fn finish(core: &Arc<Core>, epilogue: Epilogue) {
         Epilogue::Completed(completed) if completed.runs_program_code() && is_left_to_workers(core) => {
             core.hand_over(move |core| finish_completed(core, completed));
         }
+        Epilogue::Completed(completed) if completed.runs_program_code() => {
+            wait::on_enough_stack(core, || finish_completed(core, completed));
+        }
         Epilogue::Completed(completed) => finish_completed(core, completed),
         Epilogue::Started(op, remainder) if is_left_to_workers(core) => {
             core.hand_over(move |core| run_program_code(core, &op, None, || remainder.run()));
         }
-        Epilogue::Started(op, remainder) => run_program_code(core, &op, None, || remainder.run()),
+        Epilogue::Started(op, remainder) => {
+            wait::on_enough_stack(core, || run_program_code(core, &op, None, || remainder.run()));
+        }
         Epilogue::Other(run) => run(),
     }
 }
 
 /// Whether program code must be left to a worker: the engine has workers, and the calling thread serves a GPU lane, so it
-/// must not block, or has too little stack.
+/// must not block, or has too little stack. The workers of a stopped engine run nothing.
 fn is_left_to_workers(core: &Core) -> bool {
-    core.has_workers() && (worker_thread::serves_device() || ready_loop::is_stack_short(core))
+    core.has_workers() && (worker_thread::serves_device() || ready_loop::is_stack_short(core) && !core.is_stopped())
 }
 
 /// Runs the program code of an epilogue and counts the operation out.

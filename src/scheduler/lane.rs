@@ -131,6 +131,11 @@ impl<T> Lane<T> {
         self.loans.borrow(&self.sleep, self.options.workers)
     }
 
+    /// Notes that a worker is about to give way for lent places. Returns whether others must, too.
+    pub fn need_more_to_give_way(&self) -> bool {
+        self.loans.answer(&self.sleep)
+    }
+
     /// Gives a [borrowed](Self::borrow_place) place back.
     pub fn give_place_back(&self) {
         self.loans.give_back();

@@ -93,10 +93,16 @@ impl Loans {
         !self.asked.swap(true, Relaxed)
     }
 
-    /// Keeps `worker`, which is between two operations, idle like one that [has found something](Self::stay_idle).
-    pub fn give_way(&self, sleep: &Sleep, worker: usize, deadline: Option<Instant>) -> Stay {
+    /// Notes that a worker answers, and is about to [give way](Self::give_way). Returns whether more must do so.
+    pub fn answer(&self, sleep: &Sleep) -> bool {
         // Relaxed: as in `ask`.
         self.asked.swap(false, Relaxed);
+        // Relaxed: as in `ask`.
+        sleep.count_idle() + 1 < self.lent.load(Relaxed)
+    }
+
+    /// Keeps `worker`, which is between two operations, idle like one that [has found something](Self::stay_idle).
+    pub fn give_way(&self, sleep: &Sleep, worker: usize, deadline: Option<Instant>) -> Stay {
         if self.are_any() { self.stay_idle(sleep, worker, deadline, || ()) } else { Stay::None }
     }
 

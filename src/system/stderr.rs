@@ -62,15 +62,35 @@ pub(crate) fn line(what: fmt::Arguments<'_>) {
     let _ = write(&format!("{what}{more}\n"));
 }
 
-/// Writes without the lock of [`io::stderr`], which another thread may have held when the process was forked.
-#[cfg(unix)]
-fn write(line: &str) -> io::Result<()> {
-    use std::{fs::File, os::fd::AsFd};
-
-    File::from(io::stderr().as_fd().try_clone_to_owned()?).write_all(line.as_bytes())
+/// Begins a new span, so that the end of the process can say something after a flood of lines.
+pub(crate) fn begin_span() {
+    if let Some(written) = WRITTEN.try_lock().ok().as_mut().and_then(|written| written.as_mut()) {
+        (written.since, written.lines) = (Instant::now(), 0);
+    }
 }
 
-#[cfg(not(unix))]
+/// Writes without the lock of [`io::stderr`], which another thread may have held when the process was forked. Loses a line
+/// that could not be written at once: to a pipe that is full, where a write would block, or that nobody reads, where it
+/// may end the process by a signal.
+#[cfg(all(target_os = "linux", not(miri)))]
+fn write(line: &str) -> io::Result<()> {
+    use std::{fs::File, mem::ManuallyDrop, os::fd::FromRawFd};
+
+    /// The number of bytes that a pipe takes at once if it takes any.
+    const AT_ONCE: usize = 4096;
+    let mut ready = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: `ready` is one entry, which the call may write.
+    unsafe { libc::poll(&raw mut ready, 1, 0) };
+    if ready.revents != libc::POLLOUT {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    // SAFETY: the descriptor is only written to here, and it is not closed.
+    let mut file = ManuallyDrop::new(unsafe { File::from_raw_fd(libc::STDERR_FILENO) });
+    let bytes = line.as_bytes();
+    file.write_all(if bytes.len() > AT_ONCE { &bytes[..AT_ONCE] } else { bytes })
+}
+
+#[cfg(not(all(target_os = "linux", not(miri))))]
 fn write(line: &str) -> io::Result<()> {
     io::stderr().write_all(line.as_bytes())
 }

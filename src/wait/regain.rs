@@ -20,7 +20,7 @@
 use std::{cell::Cell, panic::Location, sync::Arc, time::Instant};
 
 use crate::{
-    context::worker_thread,
+    context::{ready_loop, worker_thread},
     engine::core::Core,
     op::{
         frame::Call,
@@ -30,6 +30,7 @@ use crate::{
     },
     scheduler::{LONGEST_STAY, LentPlace},
     sync::thread_static,
+    system::panics,
 };
 
 /// The number of times that a thread returns ahead of ready operations before returning behind them once. If it always
@@ -66,8 +67,8 @@ pub(crate) fn regain_worker(deadline: Option<Instant>) {
         return core.record_return_to_work();
     }
     if let Some(lent) = worker_thread::borrow_place() {
-        if lent == LentPlace::Busy && core.threads().lane(lane).loans().ask() {
-            push_for_return(&core, "give way", (lane, i32::MAX), |core, _| worker_thread::give_way(core));
+        if lent == LentPlace::Busy {
+            ask_to_give_way(&core, lane);
         }
         return core.record_return_to_work();
     }
@@ -87,8 +88,38 @@ pub(crate) fn regain_worker(deadline: Option<Instant>) {
     }
 }
 
+/// Runs `f` on this thread's stack or, if the stack is short, on that of a thread started for `f` while this one waits.
+pub(crate) fn on_enough_stack<R>(core: &Arc<Core>, f: impl FnOnce() -> R) -> R {
+    if !ready_loop::is_stack_short(core) {
+        return f();
+    }
+    let mut result = None;
+    if let Err(run) = ready_loop::on_another_stack(core, || result = Some(f())) {
+        panics::log!(Warn, "raddle: program code runs on little stack, since no thread could be started for it");
+        run();
+    }
+    regain_worker(None);
+    result.expect("the function has run")
+}
+
+/// Asks a worker of `lane` to give way, unless one was asked and has yet to do so.
+fn ask_to_give_way(core: &Arc<Core>, lane: u8) {
+    if core.threads().lane(lane).loans().ask() {
+        push_for_return(core, "give way", (lane, i32::MAX), give_way);
+    }
+}
+
+/// Lets the calling thread's worker give way. If more must do so, asks the next one first. A thread without a worker, which
+/// has taken the operation from the lane, does neither.
+fn give_way(core: &Arc<Core>, lane: u8) {
+    if core.threads().lane(lane).need_more_to_give_way() && worker_thread::lane_of(core).is_some() {
+        ask_to_give_way(core, lane);
+    }
+    worker_thread::give_way(core);
+}
+
 /// Pushes an operation that calls `f` on a worker of `lane`, for a function that returns from a wait.
-fn push_for_return(core: &Arc<Core>, name: &'static str, (lane, priority): (u8, i32), f: fn(&Core, u8)) {
+fn push_for_return(core: &Arc<Core>, name: &'static str, (lane, priority): (u8, i32), f: fn(&Arc<Core>, u8)) {
     let spec = Spec { lane, ..Spec::internal(name, priority, flag::NO_SKIP | flag::SILENT) };
     let job = move |call: &Call<'_>| {
         f(call.core(), lane);
@@ -101,7 +132,7 @@ fn push_for_return(core: &Arc<Core>, name: &'static str, (lane, priority): (u8, 
 /// Gives the calling thread's worker to the first thread queued for a worker of `lane`. If no thread is queued, the
 /// calling thread keeps its worker. If the calling thread has no worker, lets the first queued thread continue
 /// without one.
-fn give_to_returning(core: &Core, lane: u8) {
+fn give_to_returning(core: &Arc<Core>, lane: u8) {
     match worker_thread::take_worker(core) {
         Some(worker) => {
             if let Err(worker) = core.threads.return_worker(worker) {

@@ -223,6 +223,56 @@ fn the_next_worker_to_end_an_operation_gives_way() {
     });
 }
 
+/// As many functions continue as there are workers, so all workers give way, not only the first that ends an operation.
+#[test]
+fn as_many_workers_give_way_as_functions_continue() {
+    const WORKERS: usize = 3;
+    let _alone = common::alone();
+    on_kinds(&THREADED, WORKERS, |engine| {
+        let (continued, began) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (blocks, started, ends) = (Gate::new(), Gate::new(), Gate::new());
+        for _ in 0..WORKERS {
+            let (gate, continued) = (blocks.clone(), Arc::clone(&continued));
+            let waits = move |()| {
+                blocking(|| gate.pass());
+                continued.fetch_add(1, Relaxed);
+                busy(&Computing::default(), 1, 2 * MOMENT);
+                continued.fetch_sub(1, Relaxed);
+            };
+            engine.op("waits").push((), waits).unwrap();
+        }
+        let running = Arc::new(AtomicUsize::new(0));
+        for _ in 0..WORKERS {
+            let (gate, running) = (ends.clone(), Arc::clone(&running));
+            let (all, started) = (WORKERS, started.clone());
+            let long = move |()| {
+                if running.fetch_add(1, Relaxed) + 1 == all {
+                    started.open();
+                }
+                gate.pass();
+            };
+            engine.op("long").push((), long).unwrap();
+        }
+        started.pass();
+        for _ in 0..200 {
+            let (continued, began) = (Arc::clone(&continued), Arc::clone(&began));
+            let beside = move |()| {
+                if continued.load(Relaxed) == WORKERS {
+                    began.fetch_add(1, Relaxed);
+                    busy(&Computing::default(), 1, Duration::from_millis(1));
+                }
+            };
+            engine.op("beside").push((), beside).unwrap();
+        }
+        blocks.open();
+        eventually("the functions continue", || continued.load(Relaxed) == WORKERS);
+        ends.open();
+        engine.wait_for_all().unwrap();
+        let began = began.load(Relaxed);
+        assert!(began <= 2 * WORKERS, "{began} operations began beside the functions");
+    });
+}
+
 /// The only worker blocks as well, so a function that queues for it stays in the queue.
 #[test]
 fn a_function_does_not_queue_for_a_worker_inside_a_blocking_call() {

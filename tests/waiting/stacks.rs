@@ -196,6 +196,64 @@ fn completions_on_a_small_thread() {
 }
 
 #[test]
+fn cancellations_on_a_small_thread_leave_drops_and_wakers_their_reserve() {
+    child_succeeds("cancellations_on_a_small_thread");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn cancellations_on_a_small_thread() {
+    for kind in KINDS {
+        let engine = engine(kind);
+        let (variable, (tx, rx)) = (engine.token(), mpsc::channel());
+        let (dropped, waker) = (Arc::new(AtomicUsize::new(0)), Arc::new(Hungry(AtomicUsize::new(0))));
+        engine.op("held").writes([&variable]).push(completion(), move |done| tx.send(done).unwrap()).unwrap();
+        let value = HungryDrop(Arc::clone(&dropped));
+        let skipped = engine.op("skipped").writes([&variable]).submit((), move |()| drop(value)).unwrap();
+        let (shared, mut all) = (Waker::from(Arc::clone(&waker)), pin!(engine.wait_for_all_async()));
+        let mut cx = Context::from_waker(&shared);
+        assert!(all.as_mut().poll(&mut cx).is_pending());
+        on_small_thread(|| assert!(skipped.cancel()));
+        assert_eq!(dropped.load(SeqCst), 1, "{kind}: the cancellation has returned");
+        // On an engine without workers, the wakers of those who wait for all run on this thread, too.
+        let done = rx.recv().unwrap();
+        on_small_thread(|| done.complete());
+        common::eventually("the wait is over", || waker.0.load(SeqCst) == 1);
+    }
+}
+
+/// Each function that is dropped cancels the next operation.
+#[test]
+fn a_long_chain_of_cancellations_ends() {
+    child_succeeds("a_chain_of_cancellations");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn a_chain_of_cancellations() {
+    struct Cancels(Option<OpHandle<()>>);
+    impl Drop for Cancels {
+        fn drop(&mut self) {
+            self.0.take().into_iter().for_each(|next| _ = next.cancel());
+        }
+    }
+    const LENGTH: usize = if cfg!(any(raddle_tsan, raddle_unpooled)) { 2_000 } else { 20_000 };
+    for kind in KINDS {
+        let engine = engine(kind);
+        let (variable, (tx, rx)) = (engine.token(), mpsc::channel());
+        engine.op("held").writes([&variable]).push(completion(), move |done| tx.send(done).unwrap()).unwrap();
+        let mut next = None;
+        for _ in 0..LENGTH {
+            let cancels = Cancels(next.take());
+            next = Some(engine.op("").writes([&variable]).submit((), move |()| drop(cancels)).unwrap());
+        }
+        on_small_thread(|| drop(Cancels(next)));
+        rx.recv().unwrap().complete();
+        let _ = engine.wait_for_all();
+    }
+}
+
+#[test]
 fn large_captures_take_little_stack() {
     child_succeeds("pushes_with_large_captures");
 }

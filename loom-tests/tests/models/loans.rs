@@ -124,6 +124,7 @@ fn a_worker_that_has_given_way_does_not_compute_beside_the_function() {
         let other = Arc::clone(&lane);
         // The worker runs the operation that asks it.
         let worker = thread::spawn(move || {
+            assert!(!other.loans.answer(&other.sleep), "one worker suffices for one function");
             let stay = other.loans.give_way(&other.sleep, 0, None);
             other.compute();
             stay

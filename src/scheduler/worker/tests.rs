@@ -274,10 +274,12 @@ fn a_worker_gives_way_until_the_place_of_a_busy_one_is_given_back() {
     let (lane, mut workers) = lane(1, IdlePolicy::Park);
     let worker = workers.swap_remove(0);
     // No place is lent.
+    assert!(!lane.need_more_to_give_way());
     worker.give_way();
     assert_eq!(lane.borrow_place(), Some(LentPlace::Busy));
     assert!(lane.loans().ask() && !lane.loans().ask(), "one worker is asked for all functions");
     let start = Instant::now();
+    assert!(!lane.need_more_to_give_way(), "one worker suffices for one function");
     let gives_way = thread::spawn(move || worker.give_way());
     while lane.sleep().count_idle() == 0 {
         thread::yield_now();
