@@ -557,6 +557,8 @@ fn put_on_next(record: Record, size: RecordSize) {
         if MODEL || depot.retired.fetch_add(1, Relaxed) % LISTS_TOGETHER == LISTS_TOGETHER - 1 {
             retire_waiting(size);
         }
+        // The reclaiming of other objects may have retired slabs.
+        epoch::retired(0);
     }
 }
 
