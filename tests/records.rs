@@ -1,5 +1,5 @@
-//! Operations' records are reused, a bounded number is kept for reuse, and threads that end keep none. Workers' handles
-//! to their threads are freed.
+//! Operations' records are reused, a bounded number is kept for reuse, threads at rest keep few, and threads that end keep
+//! none. Large variables and workers' handles to their threads are freed.
 //!
 //! This is a separate binary because the test counts the records and the handles of the whole process; it recognises
 //! the handles by their layout.
@@ -32,6 +32,10 @@ const ACCESSES_APART: Layout = layout(17 * 32, 32);
 /// The layout of a worker's handle to its thread, which other allocations may have as well.
 const HANDLE: Layout = Layout::new::<thread::Thread>();
 
+/// The size of a large variable's value, and the minimum size of large objects.
+const LARGE: usize = 1 << 17;
+
+static LARGE_OBJECTS: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
 static ACCESSES: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
 static HANDLES: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
 
@@ -47,6 +51,7 @@ impl Count {
         match () {
             () if layout == ACCESSES_APART => Some(&ACCESSES),
             () if layout == HANDLE => Some(&HANDLES),
+            () if layout.size() >= LARGE => Some(&LARGE_OBJECTS),
             () => None,
         }
     }
@@ -92,6 +97,9 @@ const BAG: usize = 64;
 
 /// The number of batches of records passed on together.
 const BATCHES: usize = 32;
+
+/// The number of threads at rest.
+const RESTING: usize = 100;
 
 /// The limit on records awaiting release by the epoch or cached by a thread.
 const IN_TRANSIT: usize = 4 * BATCHES * BATCH;
@@ -229,6 +237,64 @@ fn pending_operations_have_records_of_the_size_that_they_need() {
         engine.wait_for_all().expect("no operation should fail");
         assert_eq!(ran.load(Relaxed), OPERATIONS);
     }
+}
+
+/// Calls `f` on many threads, one after the other, and then `check` while all of them rest.
+fn on_resting_threads(f: impl Fn() + Sync, check: impl FnOnce()) {
+    thread::scope(|scope| {
+        // Dropped at the end, or if the check fails; the threads then end.
+        let mut ends = Vec::new();
+        for _ in 0..RESTING {
+            let ((rests, has_rested), (end, ended)) = (mpsc::channel(), mpsc::channel::<()>());
+            let f = &f;
+            scope.spawn(move || {
+                f();
+                rests.send(()).expect("the test should wait");
+                let _ = ended.recv();
+            });
+            has_rested.recv().expect("the thread should not panic");
+            ends.push(end);
+        }
+        check();
+    });
+}
+
+/// What other threads cannot reuse of a resting thread's records is on two lists of each size.
+#[test]
+#[cfg_attr(miri, ignore = "needs many operations")]
+fn a_resting_thread_keeps_few_records() {
+    const USES: usize = 500;
+    let _alone = alone();
+    let engine = Engine::builder().kind(EngineKind::Naive).build().expect("an engine");
+    // Operations on this many variables have records of four sizes.
+    let uses = || {
+        for variables in [1, 3, 4, 5] {
+            let own: Vec<_> = (0..variables).map(|_| engine.token()).collect();
+            (0..USES).for_each(|_| push(&engine, &own.iter().collect::<Vec<_>>()));
+        }
+    };
+    // A slab may have spare records.
+    (0..2).for_each(|_| uses());
+    let before = engine.dump().record_bytes();
+    on_resting_threads(uses, || {
+        let each = (engine.dump().record_bytes() - before) as f64 / RESTING as f64;
+        let two_lists = 2 * [128, 192, 320, 704].map(|size| 320 + (BATCH - 1) * size).iter().sum::<usize>();
+        println!("{each:.0} bytes a thread, at most {two_lists}");
+        assert!(each < two_lists as f64, "a resting thread keeps {each} bytes, more than {two_lists}");
+    });
+}
+
+/// What a thread has retired can be freed by others if it is large.
+#[test]
+fn a_resting_thread_keeps_no_large_variable() {
+    let _alone = alone();
+    let engine = Engine::builder().kind(EngineKind::Naive).build().expect("an engine");
+    let before = LARGE_OBJECTS.alive();
+    let make_and_drop = || (0..10).for_each(|_| drop(engine.var([0u8; LARGE])));
+    on_resting_threads(make_and_drop, || {
+        assert_comes_down_to(before, || LARGE_OBJECTS.alive(), &engine, "large variables");
+    });
+    assert!(LARGE_OBJECTS.allocated() >= 10 * RESTING);
 }
 
 /// All cases share one test, since the counts cover the whole process.

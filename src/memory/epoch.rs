@@ -5,12 +5,12 @@
 //! retired has been dropped.
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) use real::{Guard, Stamp, leave, make_default, pin};
+pub(crate) use real::{Guard, Stamp, leave, make_default, pin, retired};
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub(crate) use model::Stamp;
-#[cfg(any(raddle_loom, raddle_shuttle))]
 pub use model::{Flavour, Guard, pin};
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub(crate) use model::{Stamp, retired};
 
 #[cfg(not(raddle_shuttle))]
 pub(crate) use crossbeam_epoch::Atomic;
@@ -28,7 +28,10 @@ pub(crate) fn unprotected() -> &'static crossbeam_epoch::Guard {
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 mod real {
-    use std::{cell::UnsafeCell, mem::ManuallyDrop};
+    use std::{
+        cell::{Cell, UnsafeCell},
+        mem::ManuallyDrop,
+    };
 
     use crossbeam_epoch::{Collector, LocalHandle};
 
@@ -45,9 +48,17 @@ mod real {
     /// Drops the thread's handle when the thread ends.
     struct HandleOwner;
 
+    /// The size of the memory that a thread has retired when it passes on what it has retired. Until then, no other
+    /// thread can reclaim it, even if this one rests. Small objects are passed on when there are 64.
+    const PASSED_ON: usize = 64 << 10;
+
     std::thread_local! {
         static PLACE: LocalPlace = const { LocalPlace(UnsafeCell::new(None)) };
         static OWNER: HandleOwner = const { HandleOwner };
+        /// The size of the memory that the thread has retired and has not passed on.
+        static RETIRED: Cell<usize> = const { Cell::new(0) };
+        /// Whether the thread is reclaiming retired objects.
+        static RECLAIMS: Cell<bool> = const { Cell::new(false) };
     }
 
     impl LocalPlace {
@@ -80,6 +91,17 @@ mod real {
         match unsafe { &*place } {
             Some(handle) => Guard(handle.pin()),
             None => pin_first(),
+        }
+    }
+
+    /// Counts memory of this size that the calling thread has retired, and passes on what it has retired if that is
+    /// much. Called for objects that may be large.
+    pub(crate) fn retired(bytes: usize) {
+        RETIRED.set(RETIRED.get().saturating_add(bytes));
+        // To pass them on may reclaim other objects, and these calls must not be nested.
+        if RETIRED.get() >= PASSED_ON && !RECLAIMS.get() {
+            RETIRED.set(0);
+            pin().flush();
         }
     }
 
@@ -119,6 +141,11 @@ mod real {
         /// 1. `reclaim` may run on any thread.
         /// 2. Everything that `reclaim` refers to lives until it runs.
         pub(crate) unsafe fn retire(&self, reclaim: impl FnOnce()) {
+            let reclaim = || {
+                let reclaims = RECLAIMS.replace(true);
+                reclaim();
+                RECLAIMS.set(reclaims);
+            };
             // SAFETY: (1) and (2) are the conditions of `defer_unchecked`.
             unsafe { self.0.defer_unchecked(reclaim) }
         }
@@ -220,6 +247,9 @@ mod model {
             }
         }
     }
+
+    /// Does nothing: the threads of models keep nothing that they have retired.
+    pub(crate) fn retired(_: usize) {}
 
     type Reclaim = Box<dyn FnOnce() + Send>;
 

@@ -1,11 +1,11 @@
-//! The stack of the [pool](super::pool)'s free batches: a Treiber stack (IBM RJ 5118, 1986).
+//! The stacks of the [pool](super::pool)'s free batches and of its lists of retired records: Treiber stacks (IBM RJ 5118,
+//! 1986). Free batches are popped one at a time; retired lists are retired all at once.
 //!
 //! # Edges
 //!
 //! [`batch`](crate::sync::edge::batch).
 //!
-//! `push` and `pop` change `head` only by read-modify-writes, so each change continues the release sequences of earlier
-//! pushes.
+//! `head` is changed only by read-modify-writes, so each change continues the release sequences of earlier pushes.
 //!
 //! # Progress
 //!
@@ -14,7 +14,8 @@
 //! # Why there is no ABA problem
 //!
 //! A popped node is pushed again or freed only after it has been retired and the epoch has passed. So while a popping
-//! thread is pinned, a head that it read cannot leave the stack and return.
+//! thread is pinned, a head that it read cannot leave the stack and return. Where all nodes are taken at once, no thread
+//! looks for the node behind the head, so a head may return.
 
 use std::ptr::{NonNull, null_mut};
 
@@ -37,7 +38,8 @@ pub trait Node: Sized {
     unsafe fn next<'n>(node: NonNull<Self>) -> &'n AtomicPtr<Self>;
 }
 
-/// A lock-free stack of unused nodes.
+/// A lock-free stack of nodes that no thread uses, except for their words. Nodes are either [popped](Self::pop) or
+/// [all retired](Self::retire_all), not both.
 #[derive(Debug)]
 pub struct BatchStack<N> {
     pub(crate) head: AtomicPtr<N>,
@@ -54,7 +56,7 @@ impl<N: Node> BatchStack<N> {
     ///
     /// # Safety
     /// 1. No other thread uses `node`, except for its word.
-    /// 2. If `node` was popped before, it has been retired since then, and the epoch has passed.
+    /// 2. If `node` was popped from this stack before, it has been retired since then, and the epoch has passed.
     /// 3. `node` is not freed while it is in the stack.
     pub unsafe fn push(&self, node: NonNull<N>) {
         // SAFETY: by (1) only this thread could free the node, and the node enters the stack only after the last use of
@@ -99,6 +101,34 @@ impl<N: Node> BatchStack<N> {
                 Err(now) => head = now,
             }
         }
+    }
+
+    /// Takes all nodes, and passes each to `reclaim` once the epoch has passed for what was unlinked before the node was
+    /// pushed.
+    ///
+    /// # Safety
+    /// 1. `reclaim` may run on any thread.
+    /// 2. Everything that `reclaim` refers to lives until it has run, and so does each node until it is passed on.
+    pub unsafe fn retire_all(&self, reclaim: impl Fn(NonNull<N>)) {
+        let guard = epoch::pin();
+        // Every change of the head is a read-modify-write, so this one acquires all pushes.
+        let mut nodes = self.head.swap(null_mut(), acquire(edge::batch::ALL));
+        if nodes.is_null() {
+            return;
+        }
+        let each = move || {
+            while let Some(node) = NonNull::new(nodes) {
+                // SAFETY: (2).
+                let word = unsafe { N::next(node) };
+                // Relaxed: acquired with the head.
+                nodes = word.load(Relaxed);
+                reclaim(node);
+            }
+        };
+        // SAFETY: (1) and (2).
+        unsafe { guard.retire(each) };
+        // Nothing may wait in the bag of this thread, which may rest from now on.
+        guard.flush();
     }
 
     /// Pushes `node` once the epoch has passed, as the pool does. For models.

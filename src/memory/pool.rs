@@ -42,6 +42,11 @@ pub(crate) unsafe trait Record: Sized {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn record_size(&self) -> Option<RecordSize>;
 
+    /// Returns the size of the record's further allocation, if it has one. May be called like
+    /// [`record_size`](Self::record_size).
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    fn owned_bytes(&self) -> usize;
+
     /// Frees the record's further allocation, if it has one.
     ///
     /// # Safety
@@ -105,6 +110,8 @@ pub(crate) unsafe fn reuse<R: Record>(record: NonNull<R>, size: RecordSize) {
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 fn retire_to_slab<R: Record>(record: NonNull<R>, size: RecordSize) {
     let guard = epoch::pin();
+    // SAFETY: as in `retire`.
+    let bytes = size.bytes() + unsafe { record.as_ref() }.owned_bytes();
     let reclaim = move || {
         // SAFETY: the epoch has passed, so the record is no longer used.
         unsafe { R::free_owned(record) };
@@ -112,6 +119,7 @@ fn retire_to_slab<R: Record>(record: NonNull<R>, size: RecordSize) {
     };
     // SAFETY: (1) and (2): from now on, the closure owns the record, which is plain memory.
     unsafe { guard.retire(reclaim) };
+    epoch::retired(bytes);
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]

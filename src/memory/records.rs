@@ -4,7 +4,9 @@
 //! # States of a record
 //!
 //! 1. *In use*, from [`take`] to [`put_back`].
-//! 2. *Retired*: on a list of retired records. Pinned threads may still use the record until the epoch has passed.
+//! 2. *Retired*: on a list of retired records. Pinned threads may still use the record until the epoch has passed. A
+//!    list is begun by a thread; once it is full, it *waits* on a stack of all threads, until some thread takes all that
+//!    wait and passes them to the epoch together.
 //! 3. *Free*: on a list whose epoch has passed, or itself the memory of a list.
 //! 4. *Spare*: in its slab (`slabs.rs`), from which records are taken if no batch is left, and to which those beyond a
 //!    number of batches are given back.
@@ -17,13 +19,17 @@
 //!
 //! * The slots of a list: the thread that fills it, then the closure that owns the retired list, then the thread that
 //!   empties it.
-//! * The first word of a record: see `marks.rs`. In a list on the stack, it belongs to the stack; in a popped list, it
-//!   is null. It is an atomic pointer at all times, because a slow pop
-//!   may still read it when the record is in use again.
-//! * A [`Cache`]: its thread.
+//! * The first word of a record: see `marks.rs`. In a list on a stack, it belongs to the stack, and then to the thread
+//!   or closure that has taken all lists of the stack; in a popped list, it is null. It is an atomic pointer at all
+//!   times, because a slow pop may still read it when the record is in use again, even as a list that waits: the stack
+//!   from which it pops has another head by then.
+//! * A [`Cache`]: its thread. Other threads never get the lists in it, of which there are up to two for each size. So a
+//!   thread at rest keeps up to 29 kB if its operations have at most four accesses and all of one size, as is usual, or
+//!   107 kB if it uses all sizes.
 //!
-//! The only edges are those of the stack (`free_list.rs`) and of the epoch. Threads share only the stack and a count of
-//! its batches.
+//! The only edges are those of the stacks (`free_list.rs`) and of the epoch. Threads share only the stacks and counts of
+//! their batches. A pinned thread may use the records of a list that waits, so the thread that retires the list must
+//! know that they were unlinked: it acquires that with the list (edge `batch`).
 //!
 //! A reused record is usually in another core's cache, so a thread prefetches the lines of a list that it takes from
 //! the stack, and each record shortly before using it.
@@ -114,14 +120,12 @@ const MODEL: bool = cfg!(any(raddle_loom, raddle_shuttle));
 /// The number of records on a full list.
 pub(super) const CAPACITY: usize = if MODEL { 2 } else { NORMAL / size_of::<usize>() - 1 };
 
-/// The number of batches that a thread retires before it flushes its bag to crossbeam-epoch's queue, where the bag
-/// ages. Each flush allocates, so there is one allocation per 1,248 operations. The bag could hold twice as many, but
-/// records waiting in it would then have left the processor's cache by the time they are reused.
-const BATCHES_PER_BAG: usize = 32;
-const _: () = assert!(
-    MODEL || BATCHES_PER_BAG * CAPACITY > 1000,
-    "there must be at most one allocation in a thousand operations"
-);
+/// The number of full lists of a size that are retired together. crossbeam-epoch then allocates, so there is one
+/// allocation per 1,248 operations. Records on more lists would have left the processor's cache by the time they are
+/// reused.
+const LISTS_TOGETHER: usize = 32;
+const _: () =
+    assert!(MODEL || LISTS_TOGETHER * CAPACITY > 1000, "there must be at most one allocation in a thousand operations");
 
 /// The maximum number of batches kept for reuse; the records of further ones are given back to their slabs. Not tuned: 6
 /// to 10 MiB of records of each size.
@@ -223,8 +227,6 @@ struct Cache {
     retired: Cell<*mut RecordList>,
     /// The number of records on `retired`, or `CAPACITY` if there is no list.
     retired_len: Cell<usize>,
-    /// The number of batches in the thread's crossbeam-epoch bag.
-    bag_len: Cell<usize>,
 }
 
 impl Cache {
@@ -234,7 +236,6 @@ impl Cache {
             free_len: Cell::new(0),
             retired: Cell::new(null_mut()),
             retired_len: Cell::new(CAPACITY),
-            bag_len: Cell::new(0),
         }
     }
 
@@ -297,19 +298,16 @@ impl Cache {
         true
     }
 
-    /// Begins a list of retired records in `list`, which is free. If there was a list before, it is full, and is
-    /// returned along with whether the thread's bag must be flushed once that list has been retired.
-    fn begin(&self, list: Record) -> Option<(Record, Flush)> {
+    /// Begins a list of retired records in `list`, which is free. Returns the list before, which is full, if there was
+    /// one.
+    fn begin(&self, list: Record) -> Option<Record> {
         debug_assert!(self.retired_len.get() == CAPACITY, "a retired closure has begun a list");
         self.retired_len.set(0);
-        let full = NonNull::new(self.retired.replace(list.as_ptr()))?;
-        self.bag_len.set((self.bag_len.get() + 1) % BATCHES_PER_BAG);
-        Some((full, if self.bag_len.get() == 0 { Flush::Yes } else { Flush::No }))
+        NonNull::new(self.retired.replace(list.as_ptr()))
     }
 
     /// Empties the cache. Returns its lists, and how many records they have.
     fn clear(&self) -> [(*mut RecordList, usize); 2] {
-        self.bag_len.set(0);
         [
             (self.free.replace(null_mut()), self.free_len.replace(0)),
             (self.retired.replace(null_mut()), self.retired_len.replace(CAPACITY)),
@@ -333,12 +331,6 @@ pub(super) struct Taken {
     /// prefetched.
     #[cfg_attr(any(raddle_loom, raddle_shuttle, raddle_unpooled), allow(dead_code))]
     pub(super) later: *mut RecordList,
-}
-
-/// Whether a retired batch is the last one for the thread's bag, which must then be flushed.
-enum Flush {
-    Yes,
-    No,
 }
 
 thread_static! {
@@ -388,8 +380,9 @@ struct Depot {
     batches: BatchStack<RecordList>,
     /// The approximate number of batches on the stack.
     kept: AtomicUsize,
-    /// The number of batches that have ever been retired.
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    /// The full lists of retired records that wait.
+    waiting: BatchStack<RecordList>,
+    /// The number of lists that have ever been added to those that wait. Models do not count them.
     retired: AtomicUsize,
     /// The number of slabs left by the thread that has last given records back while idle.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -401,6 +394,7 @@ static DEPOTS: [Depot; SIZES] = [const {
     Depot {
         batches: BatchStack { head: AtomicPtr::new(null_mut()) },
         kept: AtomicUsize::new(0),
+        waiting: BatchStack { head: AtomicPtr::new(null_mut()) },
         retired: AtomicUsize::new(0),
         slabs_left: AtomicUsize::new(1),
     }
@@ -540,7 +534,7 @@ pub(super) fn put_back(record: Record, size: RecordSize) {
     }
 }
 
-/// Begins another list, puts `record` on it, and retires the full list, if there is one.
+/// Begins another list, puts `record` on it, and passes on the full list, if there is one.
 #[cold]
 fn put_on_next(record: Record, size: RecordSize) {
     if !may_keep() {
@@ -555,22 +549,23 @@ fn put_on_next(record: Record, size: RecordSize) {
         debug_assert!(put, "a list has no room although it was begun");
         full
     });
-    if let Some((full, flush)) = full {
-        retire(full, &flush, size);
+    if let Some(full) = full {
+        let depot = depot(size);
+        // SAFETY: this thread owns the list, which is not freed while it waits; nothing is popped from this stack.
+        unsafe { depot.waiting.push(full) };
+        // Relaxed: says only that operations end, and roughly how many lists wait.
+        if MODEL || depot.retired.fetch_add(1, Relaxed) % LISTS_TOGETHER == LISTS_TOGETHER - 1 {
+            retire_waiting(size);
+        }
+        // The reclaiming of other objects may have retired slabs.
+        epoch::retired(0);
     }
 }
 
-/// Makes the records of a full list available to all threads once the epoch has passed.
-fn retire(full: Record, flush: &Flush, size: RecordSize) {
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    // Relaxed: only a sign that operations end.
-    depot(size).retired.fetch_add(1, Relaxed);
-    let guard = epoch::pin();
-    // SAFETY: the closure owns the list and its records, which are plain memory.
-    unsafe { guard.retire(move || keep(full, size)) };
-    if let Flush::Yes = flush {
-        guard.flush();
-    }
+/// Makes the records of all lists that wait available to all threads once the epoch has passed.
+fn retire_waiting(size: RecordSize) {
+    // SAFETY: a function that owns the list and its records, which are plain memory.
+    unsafe { depot(size).waiting.retire_all(move |list| keep(list, size)) };
 }
 
 /// Retires a record on a thread that is ending.
@@ -601,32 +596,32 @@ static SHRINKING: PerProcess<Mutex<()>> = PerProcess::new();
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const STEPS_IN_VAIN: u32 = 8;
 
-/// Returns how many batches have ever been retired.
+/// Returns how many lists have ever been filled with retired records.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn retired_batches() -> usize {
     // Relaxed: only a sign that operations end.
     RecordSize::ALL.into_iter().map(|size| depot(size).retired.load(Relaxed)).fold(0, usize::wrapping_add)
 }
 
-/// Returns whether an idle thread should call [`shrink`]: there are batches, in this thread's bag or for all threads, or
-/// there are more slabs than the last call has left.
+/// Returns whether an idle thread should call [`shrink`]: there are batches or lists that wait, or there are more slabs
+/// than the last call has left.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn may_shrink() -> bool {
     RecordSize::ALL.into_iter().any(|size| {
         let depot = depot(size);
         // Relaxed: only approximate numbers.
         depot.kept.load(Relaxed) > 0
-            || with_cache(size, |cache| cache.bag_len.get() > 0)
+            || !depot.waiting.head.load(Relaxed).is_null()
             || slabs(size).len() > depot.slabs_left.load(Relaxed)
     })
 }
 
-/// Passes on the batches in the thread's bag. Then gives free records back, and frees slabs, while `goes_on` returns
-/// `true` and no batch is retired after [`retired_batches`] has returned `retired`. Calls `rest` after a step in vain.
-/// Does nothing more if another thread does the same.
+/// Retires the lists that wait. Then gives free records back, and frees slabs, while `goes_on` returns `true` and no list
+/// is filled after [`retired_batches`] has returned `retired`. Calls `rest` after a step in vain. Does nothing more if
+/// another thread does the same.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn shrink(retired: usize, goes_on: impl Fn() -> bool, rest: impl Fn()) {
-    RecordSize::ALL.into_iter().for_each(|size| with_cache(size, |cache| cache.bag_len.set(0)));
+    RecordSize::ALL.into_iter().for_each(retire_waiting);
     epoch::pin().flush();
     let goes_on = || goes_on() && retired_batches() == retired;
     let Some(_alone) = try_lock(SHRINKING.get(Default::default)) else { return };
@@ -682,8 +677,8 @@ fn give_back_all(list: Record, len: usize, size: RecordSize) {
     give_back(list, LISTS);
 }
 
-/// Forgets, in a forked child, the parent's free records, which are not in the child's [`slabs`]. The parent's
-/// threads cannot have left the stack half changed, since every change of the stack is a single step.
+/// Forgets, in a forked child, the parent's free and retired records, which are not in the child's [`slabs`]. The
+/// parent's threads cannot have left a stack half changed, since every change of a stack is a single step.
 #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn leave() {
@@ -691,6 +686,7 @@ pub(crate) fn leave() {
         let _ = with_cache(size, Cache::clear);
         // Relaxed: the child has one thread.
         depot(size).batches.head.store(null_mut(), Relaxed);
+        depot(size).waiting.head.store(null_mut(), Relaxed);
         depot(size).kept.store(0, Relaxed);
         depot(size).slabs_left.store(1, Relaxed);
     }

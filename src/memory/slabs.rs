@@ -402,9 +402,9 @@ impl Slabs {
         // Before the lock is taken, since a pin may run many closures.
         let guard = epoch::pin();
         let Some(mut hand) = try_lock(&self.hand) else { return };
-        for _ in 0..LOOKS {
-            self.free_if_spare(&mut hand, &guard);
-        }
+        let freed = (0..LOOKS).filter(|_| self.free_if_spare(&mut hand, &guard)).count();
+        drop(hand);
+        epoch::retired(freed * self.layout.size());
     }
 
     /// Frees all slabs that have only spare records, except for the newest.
@@ -416,13 +416,15 @@ impl Slabs {
         }
     }
 
-    /// Moves the hand on by one slab, and frees that if it has only spare records and is not the newest.
-    fn free_if_spare(&self, hand: &mut Hand, guard: &epoch::Guard) {
-        let Some((Some(before), slab)) = hand.advance(self) else { return };
+    /// Moves the hand on by one slab, and frees that if it has only spare records and is not the newest. Returns whether
+    /// it has freed the slab.
+    fn free_if_spare(&self, hand: &mut Hand, guard: &epoch::Guard) -> bool {
+        let Some((Some(before), slab)) = hand.advance(self) else { return false };
         // SAFETY: this thread has the hand, so a listed slab is not freed.
         let Slab { older, stack, used, .. } = unsafe { slab.as_ref() };
         // Relaxed: once a slab is listed, only a thread that has the hand changes the number.
-        if SpareStack(stack.load(acquire(edge::spare::ALL))).len() == used.load(Relaxed) {
+        let is_spare = SpareStack(stack.load(acquire(edge::spare::ALL))).len() == used.load(Relaxed);
+        if is_spare {
             // Relaxed: the older slab was listed first, so a thread that reaches this one has acquired both.
             before.older.store(older.load(Relaxed), Relaxed);
             hand.0 = std::ptr::from_ref(before).cast_mut();
@@ -432,6 +434,7 @@ impl Slabs {
             // the list.
             unsafe { self.retire(slab, guard) };
         }
+        is_spare
     }
 
     /// Calls `f` with each record marked with one of `marks`: see [`each_marked`](super::marks::each_marked).

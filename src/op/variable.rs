@@ -36,6 +36,7 @@ use std::{
 use crate::{
     engine::core::Core,
     error::{deadlock::Awaited, op::OpError, push_error::RefusedAccess},
+    memory::epoch,
     op::{fault::Fault, task::Task, waits::JoinableWaits},
     sync::{
         Ordering::Relaxed,
@@ -404,8 +405,11 @@ impl VarCell {
             // value, the name, the fault, the waits and the core.
             unsafe { alloc::dealloc(start.as_ptr(), loose(layout)) };
         };
+        // SAFETY: the cell lives until `dispose` below has run `free`, and the field is constant.
+        let value = unsafe { (&raw const (*cell.as_ptr()).value).read() };
         // SAFETY: (1) and (2) are what `dispose` requires.
         unsafe { VarQueue::dispose(VarCell::queue_ptr(cell), free) };
+        epoch::retired(value.layout.size());
         drop(core);
     }
 }

@@ -295,7 +295,8 @@ edges! {
         AcquireSide CLAIMED;
     }
 
-    /// Memory: a list of free or retired records, its contents, and its word.
+    /// Memory: a list of free or retired records, its contents, and its word. If the records are retired, also the fact
+    /// that no thread that is pinned from now on can reach them.
     batch {
         /// `BatchStack::push`.
         ReleaseSide PUSH;
@@ -303,6 +304,8 @@ edges! {
         AcquireSide POP;
         /// `BatchStack::pop`: the head that another thread has stored meanwhile.
         AcquireSide RETRY;
+        /// `BatchStack::take_all`.
+        AcquireSide ALL;
     }
 
     /// Memory: a record as it was when it was marked.

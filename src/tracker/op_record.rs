@@ -820,6 +820,11 @@ unsafe impl<T> Record for Op<T> {
         }
     }
 
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    fn owned_bytes(&self) -> usize {
+        self.apart().map_or(0, |apart| apart.count as usize * size_of::<Access<T>>())
+    }
+
     unsafe fn free_owned(record: NonNull<Self>) {
         // SAFETY: by (1) the record is no longer used; `finish_record` initialised the fields.
         let op = unsafe { record.as_ref() };
