@@ -50,7 +50,7 @@ impl StackSizes {
         let StackBounds { lowest, end } = imp::bounds()?;
         let here = pointer();
         // The bounds of a stack created by the program are unknown.
-        (lowest <= here && here <= end).then_some(here - lowest < self.reserve + OWN)
+        (lowest <= here && here <= end).then(|| here - lowest < self.reserve + OWN)
     }
 }
 

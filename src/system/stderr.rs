@@ -63,6 +63,7 @@ pub(crate) fn line(what: fmt::Arguments<'_>) {
 }
 
 /// Begins a new span, so that the end of the process can say something after a flood of lines.
+#[cfg(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri))))]
 pub(crate) fn begin_span() {
     if let Some(written) = WRITTEN.try_lock().ok().as_mut().and_then(|written| written.as_mut()) {
         (written.since, written.lines) = (Instant::now(), 0);

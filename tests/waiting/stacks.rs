@@ -283,7 +283,11 @@ fn pushes_with_large_captures() {
         }),
         ("try_submit", |op, sum| {
             let large = [1_u8; SIZE];
-            op.try_submit(sum.write(), move |sum| Ok(*sum += large.len())).map(drop)
+            op.try_submit(sum.write(), move |sum| {
+                *sum += large.len();
+                Ok(())
+            })
+            .map(drop)
         }),
         ("a completion", |op, sum| {
             let large = [1_u8; SIZE];

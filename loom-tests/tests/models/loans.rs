@@ -43,14 +43,11 @@ impl Lane {
 
     /// Lets a function continue after a wait if it can borrow the place of an idle worker.
     fn go_on(&self) {
-        match self.loans.borrow(&self.sleep, self.workers) {
-            Some(lent) => {
-                if lent == LentPlace::Idle {
-                    self.compute();
-                }
-                self.loans.give_back();
+        if let Some(lent) = self.loans.borrow(&self.sleep, self.workers) {
+            if lent == LentPlace::Idle {
+                self.compute();
             }
-            None => {}
+            self.loans.give_back();
         }
     }
 }
