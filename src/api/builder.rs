@@ -220,10 +220,10 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets whether this process writes to standard error what nothing else would tell the program, as long as it has no
-    /// logger: a failure that no wait has returned when its engine ends, a thread that could not be started, a waker that
-    /// panicked, a profile that could not be written. Default: `true`. Once an engine is built with `false`, the process
-    /// writes no such lines any more.
+    /// Sets whether this process writes to standard error what nothing else would tell the program, as long as logging is
+    /// off, as it is without a logger: a failure that no wait has returned when its engine ends, a thread that could not be
+    /// started, a waker that panicked, a profile that could not be written. Default: `true`. Once an engine is built with
+    /// `false`, the process writes no such lines any more.
     ///
     /// With a logger for the crate [`log`], these lines go there, at the levels `Warn` and `Error`. Standard error
     /// receives at most 20 lines a second; further ones are counted.
