@@ -80,8 +80,17 @@ impl Loans {
     /// Borrows the place of one of the `workers`, idle ones first. Returns `None` if all places are lent.
     #[must_use]
     pub fn borrow(&self, sleep: &Sleep, workers: usize) -> Option<LentPlace> {
-        // Relaxed: ordered by the fence.
-        let before = self.lent.fetch_update(Relaxed, Relaxed, |lent| (lent < workers).then_some(lent + 1)).ok()?;
+        // Relaxed: ordered by the fence, like the exchange.
+        let mut before = self.lent.load(Relaxed);
+        while before < workers {
+            match self.lent.compare_exchange(before, before + 1, Relaxed, Relaxed) {
+                Ok(_) => break,
+                Err(now) => before = now,
+            }
+        }
+        if before >= workers {
+            return None;
+        }
         // Pairs with the fence of a worker that has found something.
         full_fence(edge::lent::BORROW);
         Some(if sleep.count_idle() > before { LentPlace::Idle } else { LentPlace::Busy })
