@@ -1,5 +1,5 @@
-//! Operations' records are reused, a bounded number is kept for reuse, threads at rest keep few, and threads that end keep
-//! none. Large variables and workers' handles to their threads are freed.
+//! Operations' records are reused, a bounded number is kept for reuse, threads at rest keep few, and threads that end
+//! keep none. Large variables and workers' handles to their threads are freed.
 //!
 //! This is a separate binary because the test counts the records and the handles of the whole process; it recognises
 //! the handles by their layout.

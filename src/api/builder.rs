@@ -1,6 +1,7 @@
 //! The configuration of an engine.
 
 use std::{
+    cell::LazyCell,
     env, fmt,
     path::PathBuf,
     sync::{Arc, OnceLock},
@@ -192,11 +193,11 @@ impl EngineBuilder {
     }
 
     /// Sets whether each worker for ordinary operations is pinned to its own core. Default: `true` if the engine has a
-    /// worker for each core that it may use, the process's control group grants these cores whole, and no other engine of
-    /// the process has pinned a worker to one of them; otherwise `false`, so that the system can move workers away from
-    /// cores that others use. If the system refuses to pin a worker, it runs unpinned, [`Engine::placements`] reports
-    /// this, and a warning is logged. With pinning, a GPU's threads run on those of the engine's cores that are nearest
-    /// the GPU, if Linux reports them.
+    /// worker for each core that it may use, the process's control group grants these cores whole, and no other engine
+    /// of the process has pinned a worker to one of them; otherwise `false`, so that the system can move workers away
+    /// from cores that others use. If the system refuses to pin a worker, it runs unpinned, [`Engine::placements`]
+    /// reports this, and a warning is logged. With pinning, a GPU's threads run on those of the engine's cores that are
+    /// nearest the GPU, if Linux reports them.
     ///
     /// An engine may use the cores available to the thread that builds it or, if that thread belongs to another engine,
     /// all of that engine's cores. All of its threads stay on these cores. The engine pins its workers to the cores
@@ -220,10 +221,10 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets whether this process writes to standard error what nothing else would tell the program, as long as logging is
-    /// off, as it is without a logger: a failure that no wait has returned when its engine ends, a thread that could not be
-    /// started, a waker that panicked, a profile that could not be written. Default: `true`. Once an engine is built with
-    /// `false`, the process writes no such lines any more.
+    /// Sets whether this process writes to standard error what nothing else would tell the program, as long as logging
+    /// is off, as it is without a logger: a failure that no wait has returned when its engine ends, a thread that could
+    /// not be started, a waker that panicked, a profile that could not be written. Default: `true`. Once an engine is
+    /// built with `false`, the process writes no such lines any more.
     ///
     /// With a logger for the crate [`log`], these lines go there, at the levels `Warn` and `Error`. Standard error
     /// receives at most 20 lines a second; further ones are counted.
@@ -239,9 +240,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the size of the stack of each of the engine's threads, in bytes. Default: 4 MiB, or `RUST_MIN_STACK` if that is
-    /// larger, or four times the [reserve](Self::stack_reserve) if that is larger still. Only the part that is used takes
-    /// memory.
+    /// Sets the size of the stack of each of the engine's threads, in bytes. Default: 4 MiB, or `RUST_MIN_STACK` if
+    /// that is larger, or four times the [reserve](Self::stack_reserve) if that is larger still. Only the part that is
+    /// used takes memory.
     ///
     /// ```
     /// # fn main() -> Result<(), raddle::error::BuildError> {
@@ -258,13 +259,13 @@ impl EngineBuilder {
     /// [size](Self::stack_size), so 1 MiB.
     ///
     /// An operation may run on the stack of another function: inside a wait, inside a push if it is
-    /// [eager](crate::OpBuilder::eager) or the engine is full, or on an engine of kind `Naive`. The same holds for wakers
-    /// and drops that run because an operation has ended. All this happens only where as many bytes are left. On a shorter
-    /// stack, such code is left to a worker: a wait hands its worker over, an eager operation is queued, and a push to a
-    /// full engine only waits. Without workers, it runs once an outer function has returned, or on a thread of its own
-    /// while the calling thread waits. So no recursion of operations overflows a stack, whatever its depth, if each
-    /// function keeps to the reserve. Where the bounds of a stack are unknown (systems other than Linux, and fibres), at
-    /// most three operations are nested.
+    /// [eager](crate::OpBuilder::eager) or the engine is full, or on an engine of kind `Naive`. The same holds for
+    /// wakers and drops that run because an operation has ended. All this happens only where as many bytes are left. On
+    /// a shorter stack, such code is left to a worker: a wait hands its worker over, an eager operation is queued, and
+    /// a push to a full engine only waits. Without workers, it runs once an outer function has returned, or on a thread
+    /// of its own while the calling thread waits. So no recursion of operations overflows a stack, whatever its depth,
+    /// if each function keeps to the reserve. Where the bounds of a stack are unknown (systems other than Linux, and
+    /// fibres), at most three operations are nested.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -488,10 +489,10 @@ impl EngineBuilder {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if a number of workers is 0 or too high, if the sizes of stacks do not fit, if there are too many
-    /// GPUs, if the value of `RADDLE_ENGINE` is not the name of an engine kind, if the value of `RADDLE_SHUFFLE` is not a
-    /// number, if the recorder was made before this process was forked, if a profile cannot be written, or if a thread
-    /// cannot be started.
+    /// Returns an error if a number of workers is 0 or too high, if the sizes of stacks do not fit, if there are too
+    /// many GPUs, if the value of `RADDLE_ENGINE` is not the name of an engine kind, if the value of `RADDLE_SHUFFLE`
+    /// is not a number, if the recorder was made before this process was forked, if a profile cannot be written, or if
+    /// a thread cannot be started.
     pub fn build(self) -> Result<Engine, BuildError> {
         let kind = match (self.kind, env::var("RADDLE_ENGINE")) {
             (Some(kind), _) => kind,
@@ -502,8 +503,9 @@ impl EngineBuilder {
             }
         };
         let cores = cores_here();
-        let parallelism = topology::parallelism(&cores);
-        let workers = self.workers.unwrap_or(parallelism);
+        // Found out only if it is needed, since that reads files.
+        let parallelism = LazyCell::new(|| topology::parallelism(&cores));
+        let workers = self.workers.unwrap_or_else(|| *parallelism);
         let prioritized = self.prioritized_workers.unwrap_or(1);
         if workers == 0 || prioritized == 0 {
             return Err(BuildError::NoWorkers);
@@ -517,7 +519,7 @@ impl EngineBuilder {
         if self.recorder.as_ref().is_some_and(Recorder::is_foreign) {
             return Err(BuildError::ForkedRecorder);
         }
-        let is_alone = || parallelism == cores.len() && workers >= cores.len() && topology::are_free(&cores);
+        let is_alone = || workers >= cores.len() && *parallelism == cores.len() && topology::are_free(&cores);
         let pinned = self.pin.unwrap_or_else(is_alone);
         // `Route::of` knows the lanes by their positions.
         let lanes: &[LaneSpec] = &[

@@ -869,7 +869,9 @@ impl<'e> OpBuilder<'e> {
         A: Accesses,
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<(), BoxError> + Send + 'static,
     {
-        boxed_if_large!(F, f => self.enqueue_function(Location::caller(), &accesses, |refs| f(refs).map_err(Cause::Error)))
+        boxed_if_large!(F, f => self.enqueue_function(Location::caller(), &accesses, |refs| {
+            f(refs).map_err(Cause::Error)
+        }))
     }
 
     /// Pushes an operation whose function returns a value, and returns a handle to the result.
@@ -922,7 +924,9 @@ impl<'e> OpBuilder<'e> {
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, BoxError> + Send + 'static,
         R: Send + 'static,
     {
-        boxed_if_large!(F, f => self.enqueue_returning(Location::caller(), &accesses, |refs| f(refs).map_err(Cause::Error)))
+        boxed_if_large!(F, f => self.enqueue_returning(Location::caller(), &accesses, |refs| {
+            f(refs).map_err(Cause::Error)
+        }))
     }
 
     // ----------------------------------------------------------------------------------------------------- copies ----

@@ -141,8 +141,9 @@ impl Engine {
     /// [limit](crate::EngineBuilder::max_pending). The form that does not block is an ordinary push:
     /// `engine.op("set").when_room().await?.push(target.overwrite(), move |old| *old = value)`.
     ///
-    /// The old value is dropped as part of the operation, normally on a worker; if this drop panics, the operation fails.
-    /// Like every operation that [overwrites](Var::overwrite) a variable, it clears the variable's error if it succeeds.
+    /// The old value is dropped as part of the operation, normally on a worker; if this drop panics, the operation
+    /// fails. Like every operation that [overwrites](Var::overwrite) a variable, it clears the variable's error if it
+    /// succeeds.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

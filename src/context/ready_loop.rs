@@ -65,13 +65,6 @@ pub(crate) enum Epilogue {
     Other(Box<dyn FnOnce() + Send>),
 }
 
-impl Epilogue {
-    /// Whether program code may run in the epilogue, apart from wakers of those who wait for all operations.
-    pub(crate) fn runs_program_code(&self) -> bool {
-        !matches!(self, Self::Nothing | Self::CountOut(_))
-    }
-}
-
 /// The epilogues of several operations, in order of completion.
 pub(crate) type Epilogues = SmallVec<[Epilogue; 2]>;
 

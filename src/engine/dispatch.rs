@@ -146,12 +146,23 @@ impl Core {
     /// Pushes an operation that runs `f` on a worker. On a naive or a closed engine, `f` runs on this thread.
     #[cold]
     pub(crate) fn hand_over(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        let spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);
-        let tell = move |call: &Call<'_>| {
+        self.push_call("tell", (0, i32::MAX), f);
+    }
+
+    /// Pushes an operation of the engine's own that calls `f` on a worker of a lane, with a priority.
+    #[track_caller]
+    pub(crate) fn push_call(
+        self: &Arc<Self>,
+        name: &'static str,
+        (lane, priority): (u8, i32),
+        f: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) {
+        let spec = Spec { lane, ..Spec::internal(name, priority, flag::NO_SKIP | flag::SILENT) };
+        let job = move |call: &Call<'_>| {
             f(call.core());
             Ok(())
         };
-        let pushed = self.push(&spec, Location::caller(), &mut [], ErasedJob::new(without_sink(tell)));
+        let pushed = self.push(&spec, Location::caller(), &mut [], ErasedJob::new(without_sink(job)));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 
@@ -240,7 +251,9 @@ pub(super) fn run_here(core: &Arc<Core>, mut here: ReadyList<Task>, epilogue: Ep
         return std::mem::forget(epilogue);
     }
     // An engine without workers leaves program code to a loop if the stack is short.
-    if here.is_empty() && (core.has_workers() || !epilogue.runs_program_code() || !ready_loop::is_stack_short(core)) {
+    if here.is_empty()
+        && (core.has_workers() || !run::runs_program_code(&epilogue) || !ready_loop::is_stack_short(core))
+    {
         return run::finish(core, epilogue);
     }
     worker_thread::share_slot();
@@ -250,7 +263,7 @@ pub(super) fn run_here(core: &Arc<Core>, mut here: ReadyList<Task>, epilogue: Ep
 
 // ---------------------------------------------------------------------------------------- on this thread ----
 
-/// Runs an operation that was ready when the [short way](crate::engine::push) pushed it to an engine without workers.
+/// Runs a ready operation on this thread, in a new ready loop. Short pushes call it on an engine without workers.
 #[cold]
 #[inline(never)]
 pub(super) fn run_pushed(core: &Arc<Core>, op: OpRef<Task>) {
@@ -272,7 +285,7 @@ fn run_now(core: &Arc<Core>, op: OpRef<Task>) {
         ready_loop::with_outer_loop(core, |ready_loop| ready_loop.push(op));
         return;
     }
-    run_nested(core, Some(op), &mut ReadyList::default(), &mut iter::empty());
+    run_pushed(core, op);
 }
 
 /// Runs the work in a new ready loop on this thread's stack, or elsewhere if the stack is short.
@@ -302,9 +315,7 @@ fn run_elsewhere(core: &Arc<Core>, ready: &mut ReadyList<Task>, epilogues: &mut 
                 finish_on_worker(core, epilogue);
             }
         });
-    } else if ready_loop::has_loop(core) {
-        ready_loop::with_loop(core, |ready_loop| core.leave(ready_loop, ready, epilogues));
-    } else {
+    } else if ready_loop::with_loop(core, |ready_loop| core.leave(ready_loop, ready, epilogues)).is_none() {
         // This thread no longer counts as pushing, since what runs may wait.
         room::end_push(core);
         wait::on_enough_stack(core, || run_loop(core, None, ready, epilogues));

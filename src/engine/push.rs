@@ -15,13 +15,13 @@
 //! # The short way
 //!
 //! A [bare](Spec::is_bare) operation, with or without a handle, goes a shorter way if it has at most [`MOST_SHORT`]
-//! accesses and the engine [has this way](ShortWay): [`push_short`], or one of the functions behind it if the type of the
-//! accesses determines their number. With one access or none, a single function, compiled for the job's type, takes all
-//! steps ([`push_sole`], [`push_free`]). With more, [`push_several`] leaves all steps to a function that moves jobs of any
-//! type ([`push_several_untyped`]). It is compiled for each of the most frequent numbers of accesses, and once for the
-//! others ([`Several`]). A ready operation is not dispatched but scheduled or, on an engine without workers, run
-//! ([`schedule_pushed`]), since neither it nor the engine is special. These functions leave everything unusual, including
-//! two accesses to one variable, to [`push`](Core::push).
+//! accesses and the engine [has this way](ShortWay): [`push_short`], or one of the functions behind it if the type of
+//! the accesses determines their number. With one access or none, a single function, compiled for the job's type, takes
+//! all steps ([`push_sole`], [`push_free`]). With more, [`push_several`] leaves all steps to a function that moves jobs
+//! of any type ([`push_several_untyped`]). It is compiled for each of the most frequent numbers of accesses, and once
+//! for the others ([`Several`]). A ready operation is not dispatched but scheduled or, on an engine without workers,
+//! run ([`schedule_pushed`]), since neither it nor the engine is special. These functions leave everything unusual,
+//! including two accesses to one variable, to [`push`](Core::push).
 
 use std::{array, iter, mem::ManuallyDrop, ops::Deref, panic::Location, sync::Arc};
 

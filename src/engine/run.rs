@@ -508,10 +508,10 @@ impl Core {
     /// Wakes futures that wait for all operations or for room.
     #[cold]
     pub(crate) fn wake(self: &Arc<Self>, wakers: Wakers) {
-        // A GPU lane's thread, or one with little stack, leaves the wakers to a worker, unless the workers may have ended. In that case, the
-        // operation pushed for the wakers would run here. The waker that ends the engine would find that operation
-        // pending and register again. Counting the operation out would then wake that waker in another such operation,
-        // and so on, endlessly.
+        // A GPU lane's thread, or one with little stack, leaves the wakers to a worker, unless the workers may have
+        // ended. In that case, the operation pushed for the wakers would run here. The waker that ends the engine would
+        // find that operation pending and register again. Counting the operation out would then wake that waker in
+        // another such operation, and so on, endlessly.
         if is_left_to_workers(self) || removed(engine_step::WAKE_HERE_ONCE_CLOSED) && worker_thread::serves_device() {
             return self.hand_over(|_| wakers.wake());
         }
@@ -529,25 +529,35 @@ pub(crate) fn finish(core: &Arc<Core>, epilogue: Epilogue) {
     match epilogue {
         Epilogue::Nothing => {}
         Epilogue::CountOut(ticket) => core.count_out(ticket),
-        Epilogue::Completed(completed) if completed.runs_program_code() && is_left_to_workers(core) => {
-            core.hand_over(move |core| finish_completed(core, completed));
-        }
-        Epilogue::Completed(completed) if completed.runs_program_code() => {
-            wait::on_enough_stack(core, || finish_completed(core, completed));
-        }
-        Epilogue::Completed(completed) => finish_completed(core, completed),
-        Epilogue::Started(op, remainder) if is_left_to_workers(core) => {
-            core.hand_over(move |core| run_program_code(core, &op, None, || remainder.run()));
-        }
+        Epilogue::Completed(completed) if !completed.runs_program_code() => finish_completed(core, completed),
+        Epilogue::Completed(completed) => run_where_fit(core, |core| finish_completed(core, completed)),
         Epilogue::Started(op, remainder) => {
-            wait::on_enough_stack(core, || run_program_code(core, &op, None, || remainder.run()));
+            run_where_fit(core, move |core| run_program_code(core, &op, None, || remainder.run()));
         }
         Epilogue::Other(run) => run(),
     }
 }
 
-/// Whether program code must be left to a worker: the engine has workers, and the calling thread serves a GPU lane, so it
-/// must not block, or has too little stack. The workers of a stopped engine run nothing.
+/// Whether program code may run in an epilogue, apart from wakers of those who wait for all operations.
+pub(super) fn runs_program_code(epilogue: &Epilogue) -> bool {
+    match epilogue {
+        Epilogue::Nothing | Epilogue::CountOut(_) => false,
+        Epilogue::Completed(completed) => completed.runs_program_code(),
+        Epilogue::Started(..) | Epilogue::Other(_) => true,
+    }
+}
+
+/// Runs program code here, or where it may wait and has enough stack.
+fn run_where_fit(core: &Arc<Core>, f: impl FnOnce(&Arc<Core>) + Send + 'static) {
+    if is_left_to_workers(core) {
+        core.hand_over(f);
+    } else {
+        wait::on_enough_stack(core, || f(core));
+    }
+}
+
+/// Whether program code must be left to a worker: the engine has workers, and the calling thread serves a GPU lane, so
+/// it must not block, or has too little stack. The workers of a stopped engine run nothing.
 fn is_left_to_workers(core: &Core) -> bool {
     core.has_workers() && (worker_thread::serves_device() || ready_loop::is_stack_short(core) && !core.is_stopped())
 }

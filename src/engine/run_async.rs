@@ -112,8 +112,8 @@ pub(super) fn start(core: &Arc<Core>, op: OpRef<Task>, ready: &mut ReadyList<Tas
             Epilogue::Nothing
         }
         // A panic dropped the completion, or the completion of a function with references to values had been used or
-        // dropped when the function returned. If it had been used and the function succeeded, the operation is resolved.
-        // If the function caught the panic and succeeded, the loss of the completion is the failure.
+        // dropped when the function returned. If it had been used and the function succeeded, the operation is
+        // resolved. If the function caught the panic and succeeded, the loss of the completion is the failure.
         (Some(right), failure) => {
             let result = match failure {
                 None if right.task().async_state().is_some_and(AsyncState::is_resolved) => Ok(()),

@@ -7,18 +7,13 @@
 //! waiting, no worker is laid aside, and those already laid aside are taken up again, since the function may be waiting
 //! for an operation of any lane. A stop is therefore over only once no function is running on the engine's threads.
 
-use std::{io, panic::Location, sync::Arc, time::Instant};
+use std::{io, sync::Arc, time::Instant};
 
 use crate::{
     context::worker_thread,
     engine::{core::Core, shutdown, workers},
     error::build::{BuildError, ShutdownError},
-    op::{
-        frame::{self, Call},
-        job::without_sink,
-        spec::Spec,
-        task::{ErasedJob, Task, flag},
-    },
+    op::{frame, task::Task},
     scheduler::Lane,
     sync::thread,
     system::panics,
@@ -148,13 +143,7 @@ pub(crate) fn lay_lane_aside(core: &Core, worker: BoxedWorker<Task>) -> Result<(
 
 /// Pushes an operation that lays a worker of `lane` aside.
 fn push_stop(core: &Arc<Core>, lane: u8, priority: i32) {
-    let spec = Spec { lane, ..Spec::internal("stop", priority, flag::NO_SKIP | flag::SILENT) };
-    let lay_aside = move |call: &Call<'_>| {
-        lay_aside(call.core(), lane);
-        Ok(())
-    };
-    let pushed = core.push(&spec, Location::caller(), &mut [], ErasedJob::new(without_sink(lay_aside)));
-    debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    core.push_call("stop", (lane, priority), move |core| lay_aside(core, lane));
 }
 
 /// Lays the worker of the calling thread aside, unless the stop was cancelled. Tries again later if a function is

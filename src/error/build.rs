@@ -24,7 +24,8 @@ pub enum BuildError {
     /// The builder was configured with more workers in a lane than this maximum.
     TooManyWorkers(usize),
     /// The [reserve](crate::EngineBuilder::stack_reserve) of stack is below 64 KiB, or the
-    /// [size](crate::EngineBuilder::stack_size) does not exceed it by 128 KiB, or one of them is too large for any stack.
+    /// [size](crate::EngineBuilder::stack_size) does not exceed it by 128 KiB, or one of them is too large for any
+    /// stack.
     Stack {
         /// The size of a stack, in bytes.
         size: usize,

@@ -14,8 +14,8 @@
 //! 1. A shutdown has begun, or this is a forked child: the push is refused.
 //! 2. There is room: the push continues. If there is no room and the engine is stopped, the push is refused.
 //! 3. An operation in a lane of workers is ready, and the thread's stack has room for it: the thread runs it in a ready
-//!    loop. The thread's stack has no frame, so no other operation is beneath this one. If the operation waits, it blocks
-//!    the thread, as an eager operation does. It must therefore not wait for anything that this thread holds.
+//!    loop. The thread's stack has no frame, so no other operation is beneath this one. If the operation waits, it
+//!    blocks the thread, as an eager operation does. It must therefore not wait for anything that this thread holds.
 //! 4. No operation is ready or running: the push continues despite the lack of room, since the pending operations are
 //!    waiting for something that only the program can do, perhaps on this thread.
 //! 5. Otherwise, the thread sleeps until there is room ([`PendingOps::wait_for_room`]), or until a time limit expires.

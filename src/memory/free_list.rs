@@ -1,5 +1,5 @@
-//! The stacks of the [pool](super::pool)'s free batches and of its lists of retired records: Treiber stacks (IBM RJ 5118,
-//! 1986). Free batches are popped one at a time; retired lists are retired all at once.
+//! The stacks of the [pool](super::pool)'s free batches and of its lists of retired records: Treiber stacks (IBM RJ
+//! 5118, 1986). Free batches are popped one at a time; retired lists are retired all at once.
 //!
 //! # Edges
 //!
@@ -14,8 +14,8 @@
 //! # Why there is no ABA problem
 //!
 //! A popped node is pushed again or freed only after it has been retired and the epoch has passed. So while a popping
-//! thread is pinned, a head that it read cannot leave the stack and return. Where all nodes are taken at once, no thread
-//! looks for the node behind the head, so a head may return.
+//! thread is pinned, a head that it read cannot leave the stack and return. Where all nodes are taken at once, no
+//! thread looks for the node behind the head, so a head may return.
 
 use std::ptr::{NonNull, null_mut};
 
@@ -103,8 +103,8 @@ impl<N: Node> BatchStack<N> {
         }
     }
 
-    /// Takes all nodes, and passes each to `reclaim` once the epoch has passed for what was unlinked before the node was
-    /// pushed.
+    /// Takes all nodes, and passes each to `reclaim` once the epoch has passed for what was unlinked before the node
+    /// was pushed.
     ///
     /// # Safety
     /// 1. `reclaim` may run on any thread.

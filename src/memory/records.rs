@@ -5,8 +5,8 @@
 //!
 //! 1. *In use*, from [`take`] to [`put_back`].
 //! 2. *Retired*: on a list of retired records. Pinned threads may still use the record until the epoch has passed. A
-//!    list is begun by a thread; once it is full, it *waits* on a stack of all threads, until some thread takes all that
-//!    wait and passes them to the epoch together.
+//!    list is begun by a thread; once it is full, it *waits* on a stack of all threads, until some thread takes all
+//!    that wait and passes them to the epoch together.
 //! 3. *Free*: on a list whose epoch has passed, or itself the memory of a list.
 //! 4. *Spare*: in its slab (`slabs.rs`), from which records are taken if no batch is left, and to which those beyond a
 //!    number of batches are given back.
@@ -27,8 +27,8 @@
 //!   thread at rest keeps up to 29 kB if its operations have at most four accesses and all of one size, as is usual, or
 //!   107 kB if it uses all sizes.
 //!
-//! The only edges are those of the stacks (`free_list.rs`) and of the epoch. Threads share only the stacks and counts of
-//! their batches. A pinned thread may use the records of a list that waits, so the thread that retires the list must
+//! The only edges are those of the stacks (`free_list.rs`) and of the epoch. Threads share only the stacks and counts
+//! of their batches. A pinned thread may use the records of a list that waits, so the thread that retires the list must
 //! know that they were unlinked: it acquires that with the list (edge `batch`).
 //!
 //! A reused record is usually in another core's cache, so a thread prefetches the lines of a list that it takes from
@@ -616,9 +616,9 @@ pub(crate) fn may_shrink() -> bool {
     })
 }
 
-/// Retires the lists that wait. Then gives free records back, and frees slabs, while `goes_on` returns `true` and no list
-/// is filled after [`retired_batches`] has returned `retired`. Calls `rest` after a step in vain. Does nothing more if
-/// another thread does the same.
+/// Retires the lists that wait. Then gives free records back, and frees slabs, while `goes_on` returns `true` and no
+/// list is filled after [`retired_batches`] has returned `retired`. Calls `rest` after a step in vain. Does nothing
+/// more if another thread does the same.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn shrink(retired: usize, goes_on: impl Fn() -> bool, rest: impl Fn()) {
     RecordSize::ALL.into_iter().for_each(retire_waiting);

@@ -416,8 +416,8 @@ impl Slabs {
         }
     }
 
-    /// Moves the hand on by one slab, and frees that if it has only spare records and is not the newest. Returns whether
-    /// it has freed the slab.
+    /// Moves the hand on by one slab, and frees that if it has only spare records and is not the newest. Returns
+    /// whether it has freed the slab.
     fn free_if_spare(&self, hand: &mut Hand, guard: &epoch::Guard) -> bool {
         let Some((Some(before), slab)) = hand.advance(self) else { return false };
         // SAFETY: this thread has the hand, so a listed slab is not freed.

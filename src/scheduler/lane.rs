@@ -120,8 +120,7 @@ impl<T> Lane<T> {
         &self.sleep
     }
 
-    /// Returns the loans of the workers' places.
-    pub(crate) fn loans(&self) -> &Loans {
+    pub(super) fn loans(&self) -> &Loans {
         &self.loans
     }
 
@@ -129,6 +128,11 @@ impl<T> Lane<T> {
     #[must_use]
     pub fn borrow_place(&self) -> Option<LentPlace> {
         self.loans.borrow(&self.sleep, self.options.workers)
+    }
+
+    /// Notes that a worker is asked to give way. Returns `false` if one has been asked and has yet to do so.
+    pub fn ask_to_give_way(&self) -> bool {
+        self.loans.ask()
     }
 
     /// Notes that a worker is about to give way for lent places. Returns whether others must, too.

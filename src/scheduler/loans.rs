@@ -1,7 +1,7 @@
 //! Loans, which allow a function that has waited to continue without a worker, in a worker's place.
 //!
-//! When a function waits, it hands its worker over to another thread. When it continues, it borrows a worker's place, and
-//! gives the place back when it waits again, returns or receives a worker. As many places are lent as there are workers.
+//! When a function waits, it hands its worker over to another thread. When it continues, it borrows a worker's place,
+//! and gives the place back when it waits again, returns or receives a worker. A lane lends one place for each worker.
 //!
 //! * If a worker is idle, its place is lent. A worker that finds work in the meantime stays idle, unless the other idle
 //!   workers cover all loans. So such loans never let more functions compute than the lane has workers, unless a worker
@@ -30,8 +30,8 @@
 //!
 //! None: nothing is handed over. The fences of [`borrow`](Loans::borrow) and of the worker that ends its search
 //! ([`Sleep::stop_search`]) or its stay decide between a borrower and a worker: the borrower sees that the worker is
-//! not idle, or the worker sees the loan. Two workers decide one after the other, under the lock. A worker that gives way
-//! may miss a loan, and then sees it between its next operations.
+//! not idle, or the worker sees the loan. Two workers decide one after the other, under the lock. A worker that gives
+//! way may miss a loan, and then sees it between its next operations.
 
 use std::time::Instant;
 

@@ -304,7 +304,7 @@ edges! {
         AcquireSide POP;
         /// `BatchStack::pop`: the head that another thread has stored meanwhile.
         AcquireSide RETRY;
-        /// `BatchStack::take_all`.
+        /// `BatchStack::retire_all`.
         AcquireSide ALL;
     }
 

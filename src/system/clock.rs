@@ -65,7 +65,8 @@ fn has_constant_counter() -> bool {
     }
 }
 
-/// The number of attempts to read both clocks at the same time. Not tuned: a few suffice for one that is not interrupted.
+/// The number of attempts to read both clocks at the same time. Not tuned: a few suffice for one that is not
+/// interrupted.
 const ATTEMPTS: usize = 5;
 
 /// Reads [`Instant`] and the ticks at the same time, as nearly as possible in a few attempts.

@@ -2,12 +2,12 @@
 
 use std::{env, io, panic::resume_unwind, thread};
 
-/// The default size of the stack of an engine's thread, in bytes. A quarter of it fits into the two mebibytes of a thread
-/// that the program starts, so operations may be nested there, too.
+/// The default size of the stack of an engine's thread, in bytes. A quarter of it fits into the two mebibytes of a
+/// thread that the program starts, so operations may be nested there, too.
 const DEFAULT_SIZE: usize = 4 << 20;
 
-/// The number of bytes that the engine itself needs on top of what a program function is promised. It was measured to use
-/// 34 KiB when reclaiming what other operations have retired.
+/// The number of bytes that the engine itself needs on top of what a program function is promised. It was measured to
+/// use 34 KiB when reclaiming what other operations have retired.
 const OWN: usize = 64 << 10;
 
 /// The smallest number of bytes that a program function can be promised.

@@ -70,9 +70,9 @@ pub(crate) fn begin_span() {
     }
 }
 
-/// Writes without the lock of [`io::stderr`], which another thread may have held when the process was forked. Loses a line
-/// that could not be written at once: to a pipe that is full, where a write would block, or that nobody reads, where it
-/// may end the process by a signal.
+/// Writes without the lock of [`io::stderr`], which another thread may have held when the process was forked. Loses a
+/// line that could not be written at once: to a pipe that is full, where a write would block, or that nobody reads,
+/// where it may end the process by a signal.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn write(line: &str) -> io::Result<()> {
     use std::{fs::File, mem::ManuallyDrop, os::fd::FromRawFd};

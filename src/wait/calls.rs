@@ -495,16 +495,16 @@ fn why_not_wait() -> Result<(), WaitError> {
 /// Calls `f`, which blocks the calling thread, for instance by reading a file, locking a mutex or waiting for another
 /// program. Inside an operation, another thread runs the worker during the call, so other operations are not delayed.
 ///
-/// When `f` returns, the operation's function continues at once in the place of a worker. If no worker is idle, the next
-/// one to end an operation stays idle until the function waits again or returns, but for 100 ms at most. So up to twice as
-/// many functions compute as the engine has workers. If twice as many do already, the function queues for a worker; if it
-/// receives none within 100 ms, or before the time limit of the wait, it continues all the same. All this applies after
-/// each of the engine's waits inside an operation.
+/// When `f` returns, the operation's function continues at once in the place of a worker. If no worker is idle, the
+/// next one to end an operation stays idle until the function waits again or returns, but for 100 ms at most. So up to
+/// twice as many functions compute as the engine has workers. If twice as many do already, the function queues for a
+/// worker; if it receives none within 100 ms, or before the time limit of the wait, it continues all the same. All this
+/// applies after each of the engine's waits inside an operation.
 ///
-/// The worker is blocked along with the calling thread if no other thread can take over the worker: if the system refuses
-/// to start one, or 2,048 threads already wait inside operations. The first time, this is logged. It is also blocked in
-/// device operations' functions, deletions and observers, which must not wait. Outside operations, `blocking` simply
-/// calls `f`.
+/// The worker is blocked along with the calling thread if no other thread can take over the worker: if the system
+/// refuses to start one, or 2,048 threads already wait inside operations. The first time, this is logged. It is also
+/// blocked in device operations' functions, deletions and observers, which must not wait. Outside operations,
+/// `blocking` simply calls `f`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -532,8 +532,8 @@ fn warn_of_blocked_worker(core: &Arc<Core>) {
         let (name, location) = frame::running_op().unwrap_or((Name::EMPTY, Location::caller()));
         panics::log!(
             Warn,
-            "raddle: operation `{name}` pushed at {location} blocks its worker inside `blocking`, since no thread can be had to run the worker; \
-             operations that need this worker may never start"
+            "raddle: operation `{name}` pushed at {location} blocks its worker inside `blocking`, since no thread can be \
+             had to run the worker; operations that need this worker may never start"
         );
     }
 }

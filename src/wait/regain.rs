@@ -1,14 +1,14 @@
 //! How an operation's function continues after handing over its worker for a wait.
 //!
 //! * The function continues in the place of a worker of the lane
-//!   ([`Lane::borrow_place`](crate::scheduler::Lane::borrow_place)). If no worker is idle, its thread pushes an operation
-//!   at the maximum priority, which makes the next worker stay idle until the place is given back.
-//! * If all workers' places are lent, the thread joins the lane's queue for a worker and pushes an operation, usually at
-//!   the maximum priority. The worker that runs this operation is given to the first thread in the queue, and the thread
-//!   that ran the operation becomes a spare.
+//!   ([`Lane::borrow_place`](crate::scheduler::Lane::borrow_place)). If no worker is idle, its thread pushes an
+//!   operation at the maximum priority, which makes the next worker stay idle until the place is given back.
+//! * If all workers' places are lent, the thread joins the lane's queue for a worker and pushes an operation, usually
+//!   at the maximum priority. The worker that runs this operation is given to the first thread in the queue, and the
+//!   thread that ran the operation becomes a spare.
 //!
-//! Therefore, within the limits below, at most twice as many functions compute as there are workers, and no more than the
-//! workers once each has ended an operation. Workers need not check anything between operations.
+//! Therefore, within the limits below, at most twice as many functions compute as there are workers, and no more than
+//! the workers once each has ended an operation. Workers need not check anything between operations.
 //!
 //! # Limits
 //!
@@ -17,17 +17,11 @@
 //! being stopped. If a [held-back push](crate::group::room), whose thread has no worker, runs an operation that a
 //! queued thread pushed, the first function in the queue also continues without a worker.
 
-use std::{cell::Cell, panic::Location, sync::Arc, time::Instant};
+use std::{cell::Cell, sync::Arc, time::Instant};
 
 use crate::{
     context::{ready_loop, worker_thread},
     engine::core::Core,
-    op::{
-        frame::Call,
-        job::without_sink,
-        spec::Spec,
-        task::{ErasedJob, flag},
-    },
     scheduler::{LONGEST_STAY, LentPlace},
     sync::thread_static,
     system::panics,
@@ -80,7 +74,7 @@ pub(crate) fn regain_worker(deadline: Option<Instant>) {
     let Some(place) = core.threads().queue_for_worker(lane) else { return core.record_return_to_work() };
     let is_behind = worker_thread::count_return() % (RETURNS_AHEAD + 1) == RETURNS_AHEAD;
     let priority = if is_behind { 0 } else { i32::MAX };
-    push_for_return(&core, "return", (lane, priority), give_to_returning);
+    core.push_call("return", (lane, priority), move |core| give_to_returning(core, lane));
     if let Some(worker) = core.threads().await_worker(lane, &place, Some(until)) {
         worker_thread::resume(worker);
     } else {
@@ -104,13 +98,13 @@ pub(crate) fn on_enough_stack<R>(core: &Arc<Core>, f: impl FnOnce() -> R) -> R {
 
 /// Asks a worker of `lane` to give way, unless one was asked and has yet to do so.
 fn ask_to_give_way(core: &Arc<Core>, lane: u8) {
-    if core.threads().lane(lane).loans().ask() {
-        push_for_return(core, "give way", (lane, i32::MAX), give_way);
+    if core.threads().lane(lane).ask_to_give_way() {
+        core.push_call("give way", (lane, i32::MAX), move |core| give_way(core, lane));
     }
 }
 
-/// Lets the calling thread's worker give way. If more must do so, asks the next one first. A thread without a worker, which
-/// has taken the operation from the lane, does neither.
+/// Lets the calling thread's worker give way. If more must do so, asks the next one first. A thread without a worker,
+/// which has taken the operation from the lane, does neither.
 fn give_way(core: &Arc<Core>, lane: u8) {
     if core.threads().lane(lane).need_more_to_give_way() && worker_thread::lane_of(core).is_some() {
         ask_to_give_way(core, lane);
@@ -118,21 +112,10 @@ fn give_way(core: &Arc<Core>, lane: u8) {
     worker_thread::give_way(core);
 }
 
-/// Pushes an operation that calls `f` on a worker of `lane`, for a function that returns from a wait.
-fn push_for_return(core: &Arc<Core>, name: &'static str, (lane, priority): (u8, i32), f: fn(&Arc<Core>, u8)) {
-    let spec = Spec { lane, ..Spec::internal(name, priority, flag::NO_SKIP | flag::SILENT) };
-    let job = move |call: &Call<'_>| {
-        f(call.core(), lane);
-        Ok(())
-    };
-    let pushed = core.push(&spec, Location::caller(), &mut [], ErasedJob::new(without_sink(job)));
-    debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
-}
-
 /// Gives the calling thread's worker to the first thread queued for a worker of `lane`. If no thread is queued, the
 /// calling thread keeps its worker. If the calling thread has no worker, lets the first queued thread continue
 /// without one.
-fn give_to_returning(core: &Arc<Core>, lane: u8) {
+fn give_to_returning(core: &Core, lane: u8) {
     match worker_thread::take_worker(core) {
         Some(worker) => {
             if let Err(worker) = core.threads.return_worker(worker) {

@@ -1,5 +1,5 @@
-//! After a wait, a function continues in the place of a worker, which then gives way. So at most twice as many functions
-//! compute as there are workers, and no more than those once each worker has ended an operation.
+//! After a wait, a function continues in the place of a worker, which then gives way. So at most twice as many
+//! functions compute as there are workers, and no more than those once each worker has ended an operation.
 //!
 //! Each test runs `alone`: a function that queues for a worker goes on without one after a while.
 
@@ -30,8 +30,8 @@ struct Computing {
 }
 
 impl Computing {
-    /// Computes for a while. Adds one to `too_many` if at least twice as many other functions as there are `workers` are
-    /// already computing.
+    /// Computes for a while. Adds one to `too_many` if at least twice as many other functions as there are `workers`
+    /// are already computing.
     fn compute(&self, workers: usize) {
         if self.now.fetch_add(1, Relaxed) >= 2 * workers {
             self.too_many.fetch_add(1, Relaxed);
@@ -150,8 +150,8 @@ fn after_a_blocking_call_at_most_twice_as_many_functions_compute_as_there_are_wo
 }
 
 /// Runs `f` in an operation that has pushed two others, which block until `f` has returned, without `blocking`: one the
-/// only worker, and one in the place of this worker. Passes a gate that opens when the worker is blocked, and the handle
-/// of the operation that blocks it.
+/// only worker, and one in the place of this worker. Passes a gate that opens when the worker is blocked, and the
+/// handle of the operation that blocks it.
 fn while_the_worker_blocks<R: Send + 'static>(
     engine: &Engine,
     f: impl FnOnce(&Engine, Gate, OpHandle<()>) -> R + Send + 'static,
@@ -438,8 +438,8 @@ fn a_function_continues_without_a_worker_if_none_becomes_free() {
     });
 }
 
-/// The only worker blocks, and its place is lent, so the function continues without one, but has queued for it after each
-/// call.
+/// The only worker blocks, and its place is lent, so the function continues without one, but has queued for it after
+/// each call.
 #[test]
 fn a_function_queues_for_a_worker_behind_ready_operations_now_and_then() {
     let _alone = common::alone();
@@ -595,8 +595,8 @@ fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
     }
 }
 
-/// A poll runs the operations that its thread has deferred. Here, little stack is left, so another thread runs them, and
-/// afterwards the function continues in the worker's place, which gives way.
+/// A poll runs the operations that its thread has deferred. Here, little stack is left, so another thread runs them,
+/// and afterwards the function continues in the worker's place, which gives way.
 #[test]
 fn after_a_poll_the_worker_gives_way() {
     let _alone = common::alone();

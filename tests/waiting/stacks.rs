@@ -258,8 +258,8 @@ fn large_captures_take_little_stack() {
     child_succeeds("pushes_with_large_captures");
 }
 
-/// Without optimization, each function that receives a capture by value may copy it. The array here and the function that
-/// captures it already take a megabyte of the two of this thread.
+/// Without optimization, each function that receives a capture by value may copy it. The array here and the function
+/// that captures it already take a megabyte of the two of this thread.
 #[test]
 #[ignore = "run by another test in a separate process"]
 fn pushes_with_large_captures() {

@@ -108,8 +108,8 @@ fn a_place_is_lent_to_one_function_at_a_time() {
     });
 }
 
-/// A function continues in the place of the only worker, which is busy, and asks it to give way. Once the worker has given
-/// way, it computes only after the function.
+/// A function continues in the place of the only worker, which is busy, and asks it to give way. Once the worker has
+/// given way, it computes only after the function.
 #[test]
 fn a_worker_that_has_given_way_does_not_compute_beside_the_function() {
     model(COMPLETE, Flavour::Contract, || {

@@ -1,5 +1,5 @@
-//! The stacks of batches of free records, and of lists of retired ones: each batch and its contents have one owning thread
-//! at a time, which no pinned thread can notice. The models leave out the records inside a batch.
+//! The stacks of batches of free records, and of lists of retired ones: each batch and its contents have one owning
+//! thread at a time, which no pinned thread can notice. The models leave out the records inside a batch.
 use std::{
     ptr::{NonNull, null_mut},
     sync::{Arc, atomic::AtomicBool},
@@ -82,7 +82,8 @@ impl Taken {
             // SAFETY: the batch belongs to this thread, was never popped, and lives until `end`.
             unsafe { pool.push(batch.0) };
         };
-        // SAFETY: all threads of a model run on one OS thread, the closure owns what it uses, and batches live until `end`.
+        // SAFETY: all threads of a model run on one OS thread, the closure owns what it uses, and batches live until
+        // `end`.
         unsafe { waiting.retire_all(reclaim) };
     }
 }

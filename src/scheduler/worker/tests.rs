@@ -277,7 +277,7 @@ fn a_worker_gives_way_until_the_place_of_a_busy_one_is_given_back() {
     assert!(!lane.need_more_to_give_way());
     worker.give_way();
     assert_eq!(lane.borrow_place(), Some(LentPlace::Busy));
-    assert!(lane.loans().ask() && !lane.loans().ask(), "one worker is asked for all functions");
+    assert!(lane.ask_to_give_way() && !lane.ask_to_give_way(), "one worker is asked for all functions");
     let start = Instant::now();
     assert!(!lane.need_more_to_give_way(), "one worker suffices for one function");
     let gives_way = thread::spawn(move || worker.give_way());
@@ -288,7 +288,7 @@ fn a_worker_gives_way_until_the_place_of_a_busy_one_is_given_back() {
     lane.give_place_back();
     gives_way.join().unwrap();
     assert!(start.elapsed() < LONGEST_STAY);
-    assert!(lane.loans().ask(), "the worker has given way");
+    assert!(lane.ask_to_give_way(), "the worker has given way");
 }
 
 #[test]
