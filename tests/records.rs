@@ -26,8 +26,8 @@ struct Counting;
 /// The numbers of allocations so far and of those still alive.
 struct Count(AtomicUsize, AtomicUsize);
 
-/// The layout of the separate accesses of an operation on 17 variables.
-const ACCESSES_APART: Layout = layout(17 * 32, 32);
+/// The layout of a block of 16 accesses that are not in a record, and of their count.
+const BLOCK: Layout = layout(17 * 32, 32);
 
 /// The layout of a worker's handle to its thread, which other allocations may have as well.
 const HANDLE: Layout = Layout::new::<thread::Thread>();
@@ -36,7 +36,7 @@ const HANDLE: Layout = Layout::new::<thread::Thread>();
 const LARGE: usize = 1 << 17;
 
 static LARGE_OBJECTS: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
-static ACCESSES: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
+static BLOCKS: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
 static HANDLES: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
 
 const fn layout(size: usize, align: usize) -> Layout {
@@ -49,7 +49,7 @@ const fn layout(size: usize, align: usize) -> Layout {
 impl Count {
     fn of(layout: Layout) -> Option<&'static Self> {
         match () {
-            () if layout == ACCESSES_APART => Some(&ACCESSES),
+            () if layout == BLOCK => Some(&BLOCKS),
             () if layout == HANDLE => Some(&HANDLES),
             () if layout.size() >= LARGE => Some(&LARGE_OBJECTS),
             () => None,
@@ -297,6 +297,30 @@ fn a_resting_thread_keeps_no_large_variable() {
     assert!(LARGE_OBJECTS.allocated() >= 10 * RESTING);
 }
 
+/// An idle variable keeps its last access, but not the other accesses of that operation.
+#[test]
+fn a_kept_result_keeps_few_accesses_of_its_operation() {
+    const INPUTS: usize = 1000;
+    const RESULTS: usize = 100;
+    let _alone = alone();
+    let engine = Engine::builder().kind(EngineKind::Naive).build().expect("an engine");
+    let inputs: Vec<_> = (0..INPUTS).map(|_| engine.token()).collect();
+    let reduce = |result: &Token| {
+        let reads = engine.op("reduce").reads(&inputs);
+        reads.writes([result]).push((), |()| {}).expect("the engine should be open");
+    };
+    let results: Vec<_> = (0..RESULTS).map(|_| engine.token()).collect();
+    let before = BLOCKS.alive();
+    results.iter().for_each(reduce);
+    assert!(BLOCKS.allocated() >= RESULTS * INPUTS / 16);
+    // The inputs keep the accesses of the last operation.
+    let most = before + INPUTS / 16 + 1 + RESULTS + 4 * BAG;
+    assert_comes_down_to(most, || BLOCKS.alive(), &engine, "blocks of complete operations");
+    // The results can be used again.
+    results.iter().for_each(|result| push(&engine, &[result]));
+    engine.wait_for_all().expect("no operation should fail");
+}
+
 /// All cases share one test, since the counts cover the whole process.
 #[test]
 #[cfg_attr(miri, ignore = "needs many operations")]
@@ -331,18 +355,18 @@ fn records_are_reused_and_freed() {
     }
     let more = records(&engine).saturating_sub(before);
     assert!(more < 4 * STEADY, "{more} more records were allocated for 40,000 wide operations");
-    assert_eq!(ACCESSES.allocated(), 0, "an operation on 16 variables has separate accesses");
+    assert_eq!(BLOCKS.allocated(), 0, "an operation on 16 variables has separate accesses");
 
-    // The separate accesses are freed with their record.
+    // The separate accesses are freed.
     let mut peak = 0;
     for _ in 0..100 * BAG {
         push(&engine, &too_many);
-        peak = peak.max(ACCESSES.alive());
+        peak = peak.max(BLOCKS.alive());
     }
-    assert_eq!(ACCESSES.allocated(), 100 * BAG);
+    assert_eq!(BLOCKS.allocated(), 2 * 100 * BAG);
     // Other threads may read them until the epoch has passed.
-    assert!(peak >= BAG / 2, "never more than {peak} complete operations had accesses that were not freed");
-    assert_comes_down_to(4 * BAG, || ACCESSES.alive(), &engine, "accesses of complete operations");
+    assert!(peak >= BAG / 2, "never more than {peak} blocks of complete operations were not freed");
+    assert_comes_down_to(4 * BAG, || BLOCKS.alive(), &engine, "blocks of complete operations");
 
     // A thread that ends returns the rest of its lists.
     let before = records(&engine);

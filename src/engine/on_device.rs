@@ -185,7 +185,7 @@ pub(crate) fn clear_overwritten(core: &Core, op: &Op<Task>, ended: &mut Vec<OpEr
 
 /// Counts the mutations of an operation completed by a GPU.
 pub(crate) fn count_mutations(op: &Op<Task>) {
-    for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
+    for access in op.accesses().filter(|access| access.mode().is_write()) {
         VarCell::of(access).mutated_on_device();
     }
 }
@@ -197,7 +197,7 @@ pub(crate) fn fail_variables(core: &Core, op: &Op<Task>, failure: OpError) -> Op
     core.fault_lock.with(|| {
         // SAFETY: this runs under the fault lock.
         let failure_of = |access| unsafe { VarCell::of(access).fault().failure() };
-        let known = op.accesses().iter().filter_map(failure_of).find(|known| known.loss().is_some());
+        let known = op.accesses().filter_map(failure_of).find(|known| known.loss().is_some());
         let failure = known.filter(|_| failure.loss().is_some()).unwrap_or(failure);
         run::fail_variables(core, op, &failure);
         failure

@@ -201,10 +201,13 @@ pub(super) fn execute_otherwise(core: &Arc<Core>, unfinished: Unfinished, ready:
     }
 }
 
-/// Whether a ready operation may run without further checks: none of its variables has failed or may be in use by a
-/// GPU, the operation was not rejected, and the engine is open or draining.
+/// Whether a ready operation may run without further checks: its accesses are in its record, none of its variables has
+/// failed or may be in use by a GPU, the operation was not rejected, and the engine is open or draining.
 #[inline]
 fn is_sound(core: &Core, op: &Op<Task>) -> bool {
+    if op.is_apart() {
+        return false;
+    }
     let mut sound = true;
     op.each_access(|access| {
         access.prefetch_next();
@@ -381,7 +384,7 @@ pub(crate) fn pass_over(core: &Core, op: OpRef<Task>, ready: &mut ReadyList<Task
 
 /// Counts the mutations of a successful operation and clears the failures that it overwrites.
 fn count_mutations(op: &Op<Task>, ended: &mut Vec<OpError>) {
-    for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
+    for access in op.accesses().filter(|access| access.mode().is_write()) {
         let cell = VarCell::of(access);
         // SAFETY: the operation holds its variables until the tracker completes it.
         unsafe { cell.mutated() };
@@ -411,7 +414,7 @@ pub(crate) fn take_overwritten(core: &Core, op: &Op<Task>, taken: &mut Vec<OpErr
 pub(super) fn fail_variables(core: &Core, op: &Op<Task>, failure: &OpError) {
     // The failure must be recorded before another thread can see it on a variable.
     core.record_failure(failure);
-    for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
+    for access in op.accesses().filter(|access| access.mode().is_write()) {
         let cell = VarCell::of(access);
         if !cell.fault().has_failed() {
             // SAFETY: the operation holds its variables until the tracker completes it; or the caller is a GPU lane

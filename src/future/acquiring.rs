@@ -65,7 +65,7 @@ impl<G> Granted<G> {
 
     /// Counts one mutation of each variable that the operation mutates.
     pub(crate) fn mutated(&self) {
-        for access in self.share.op().accesses().iter().filter(|access| access.mode().is_write()) {
+        for access in self.share.op().accesses().filter(|access| access.mode().is_write()) {
             // SAFETY: the operation holds the variable for writing until `self` is dropped.
             unsafe { VarCell::of(access).mutated() };
         }

@@ -86,7 +86,7 @@ impl HeldOp {
         let ending = std::mem::replace(&mut *lock(&self.ending), Ending::Unused);
         let panicked = |right: &OpRef<Task>| {
             // Relaxed: this thread has acquired the store (1).
-            let panicked = self.panicked.load(Relaxed) && right.accesses().iter().any(|a| a.mode().is_write());
+            let panicked = self.panicked.load(Relaxed) && right.accesses().any(|a| a.mode().is_write());
             let cause = || Cause::Panic(Some("a guard was dropped by a panic".to_owned()));
             if panicked { Err(right.task().failed_by(cause())) } else { Ok(()) }
         };

@@ -3,7 +3,7 @@
 //! Each thread keeps some free records and a batch of retired ones. A full batch waits for the epoch as a unit, and is
 //! then pushed onto a stack from which all threads take batches. So a steady load of operations allocates no records,
 //! even if one thread pushes and another retires. Records lie in slabs, from which they are taken if there is no batch,
-//! and to which surplus ones are given back, as are those that own a further allocation. `records.rs` contains the
+//! and to which surplus ones are given back. `records.rs` contains the
 //! caches and the batches; `free_list.rs`, the stack; `slabs.rs`, the slabs; and `marks.rs`, the way to find records in
 //! use.
 //!
@@ -19,6 +19,7 @@ use std::ptr::NonNull;
 #[cfg(any(raddle_loom, raddle_shuttle, raddle_unpooled))]
 use std::ptr::null_mut;
 
+#[cfg(any(raddle_loom, raddle_shuttle, raddle_unpooled))]
 use super::epoch;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 use super::epoch::Stamp;
@@ -33,25 +34,9 @@ pub(crate) use super::records::{MORE_ACCESSES, RecordSize};
 /// # Safety
 /// 1. Its first word is reserved for the pool.
 pub(crate) unsafe trait Record: Sized {
-    /// The size of a record that owns a further allocation.
+    /// Returns the size with which the record was allocated. May be called on a retired record until the epoch has passed.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    const OWNING: RecordSize;
-
-    /// Returns the size with which the record was allocated, or `None` if it owns a further allocation. May be called on
-    /// a retired record until the epoch has passed.
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    fn record_size(&self) -> Option<RecordSize>;
-
-    /// Returns the size of the record's further allocation, if it has one. May be called like
-    /// [`record_size`](Self::record_size).
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    fn owned_bytes(&self) -> usize;
-
-    /// Frees the record's further allocation, if it has one.
-    ///
-    /// # Safety
-    /// 1. The record is no longer used, and this function is called once for it.
-    unsafe fn free_owned(record: NonNull<Self>);
+    fn record_size(&self) -> RecordSize;
 
     /// The layout of a record in models.
     #[cfg(any(raddle_loom, raddle_shuttle))]
@@ -85,41 +70,25 @@ pub(crate) fn allocate_rarely<R: Record>(size: RecordSize) -> (NonNull<R>, *mut 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     // SAFETY: only pinned threads still use the record, and they change only the atomics in front of the task.
-    let used = unsafe { record.as_ref() };
-    match used.record_size() {
-        // SAFETY: (1): the caller retires the record, which has this size.
-        Some(size) => unsafe { reuse(record, size) },
-        None => retire_to_slab(record, R::OWNING),
-    }
+    let size = unsafe { record.as_ref() }.record_size();
+    // SAFETY: (1): the caller retires the record, which has this size.
+    unsafe { reuse(record, size) };
 }
 
-/// [Retires](retire) a record of this size that owns no further allocation.
+/// [Retires](retire) a record of this size.
 ///
 /// # Safety
 /// 1. The record was allocated with this size, and its last share has ended, on this thread.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline]
 pub(crate) unsafe fn reuse<R: Record>(record: NonNull<R>, size: RecordSize) {
-    if cfg!(raddle_unpooled) {
-        retire_to_slab(record, size);
-    } else {
-        records::put_back(record.cast(), size);
-    }
-}
-
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-fn retire_to_slab<R: Record>(record: NonNull<R>, size: RecordSize) {
-    let guard = epoch::pin();
-    // SAFETY: as in `retire`.
-    let bytes = size.bytes() + unsafe { record.as_ref() }.owned_bytes();
-    let reclaim = move || {
-        // SAFETY: the epoch has passed, so the record is no longer used.
-        unsafe { R::free_owned(record) };
-        records::give_back(record.cast(), size);
-    };
+    #[cfg(raddle_unpooled)]
     // SAFETY: (1) and (2): from now on, the closure owns the record, which is plain memory.
-    unsafe { guard.retire(reclaim) };
-    epoch::retired(bytes);
+    unsafe {
+        epoch::pin().retire(move || records::give_back(record.cast(), size));
+    }
+    #[cfg(not(raddle_unpooled))]
+    records::put_back(record.cast(), size);
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -143,9 +112,7 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     /// # Safety
     /// 1. `record` points to an `R` that is no longer used, and this function is called once for it.
     unsafe fn free<R: Record>(record: NonNull<u8>) {
-        // SAFETY: (1) includes the condition of `free_owned`.
-        unsafe { R::free_owned(record.cast()) };
-        // SAFETY: `allocate` allocated it with this layout.
+        // SAFETY: (1); `allocate` allocated it with this layout.
         unsafe { std::alloc::dealloc(record.as_ptr(), R::LAYOUT) };
     }
     let reclaim = move || {

@@ -161,8 +161,7 @@ pub(crate) fn push(core: &Core, op: &OpRef<Task>) {
             lane: task.lane,
             internal: task.has(flag::INTERNAL),
         };
-        let accesses =
-            op.accesses().iter().map(|access| AccessWord::new(recording.id_of(access), access.mode().into()));
+        let accesses = op.accesses().map(|access| AccessWord::new(recording.id_of(access), access.mode().into()));
         recording.recorder.push(&head, task.name(), accesses)
     } else {
         recording.recorder.next_op()
@@ -421,7 +420,7 @@ impl OpDetails for Observed<'_> {
         // Variables that the operation has already released may have been freed before this thread was pinned. Those
         // released from now on remain valid while the thread is pinned.
         let _pinned = epoch::pin();
-        let held = self.op.accesses().iter().filter(|access| access.standing() != Standing::Done);
+        let held = self.op.accesses().filter(|access| access.standing() != Standing::Done);
         let describe = |access: &Access<Task>| ObservedAccess {
             variable: self.recording.id_of(access),
             name: VarCell::of(access).name().cloned().unwrap_or(Name::EMPTY),

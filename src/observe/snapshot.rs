@@ -125,7 +125,7 @@ pub(crate) fn take(core: &Core) -> Dump {
 
 fn describe(core: &Core, op: &Op<Task>, has_started: bool, running: &HashMap<OpId, String>) -> PendingOp {
     let task = op.task();
-    let standings: Vec<Standing> = op.accesses().iter().map(|access| access.standing()).collect();
+    let standings: Vec<Standing> = op.accesses().map(|access| access.standing()).collect();
     let state = if !standings.is_empty() && standings.iter().all(|&standing| standing == Standing::Done) {
         OpState::Ending
     } else if has_started {
@@ -136,7 +136,7 @@ fn describe(core: &Core, op: &Op<Task>, has_started: bool, running: &HashMap<OpI
         OpState::Ready
     };
     // A variable that the operation has released may have been freed before this thread was pinned.
-    let in_use = op.accesses().iter().zip(&standings).filter(|&(_, &standing)| standing != Standing::Done);
+    let in_use = op.accesses().zip(&standings).filter(|&(_, &standing)| standing != Standing::Done);
     let accesses = in_use.map(|(access, &standing)| PendingAccess {
         variable: name_of(VarCell::of(access)),
         mode: access.mode().into(),
@@ -164,7 +164,7 @@ pub(super) fn ready_ops(core: &Core) -> Vec<usize> {
     let mut ready = vec![0; core.threads.lanes().len()];
     let pinned = epoch::pin();
     let look = |op: &Op<Task>, _: *mut ()| {
-        let waits = op.accesses().iter().any(|access| access.standing() != Standing::Holds);
+        let waits = op.accesses().any(|access| access.standing() != Standing::Holds);
         if let Some(ready) = ready.get_mut(usize::from(op.task().lane)).filter(|_| !waits) {
             *ready += 1;
         }

@@ -400,7 +400,7 @@ pub(crate) enum DeclaredAs {
 
 /// Returns how `op` has declared the variable whose queue is `queue`.
 pub(crate) fn declared_by(op: &Op<Task>, queue: NonNull<VarQueue<Task>>) -> DeclaredAs {
-    match op.accesses().iter().find(|access| access.queue_ptr() == queue) {
+    match op.accesses().find(|access| access.queue_ptr() == queue) {
         Some(access) if access.mode().is_write() => DeclaredAs::Any,
         Some(_) => DeclaredAs::Read,
         None => DeclaredAs::No,
@@ -473,7 +473,7 @@ pub(crate) fn held_around() -> Box<[HeldAround]> {
         if let Some(op) = frame.op().filter(|_| frame.holds != Holds::Nothing && !frame.is_over()) {
             // SAFETY: these `Ties` belong to an unfinished call to `in_group`, whose caller has borrowed the family.
             let kin = frame.ties().child_of.map(|kin| Arc::clone(unsafe { kin.as_ref() }));
-            let queues = op.accesses().iter().map(|access| access.queue_ptr().cast()).collect();
+            let queues = op.accesses().map(|access| access.queue_ptr().cast()).collect();
             let may_end = frame.holds == Holds::Variables && op.task().has(flag::ASYNC);
             held.push(HeldAround { op: NonNull::from(op), may_end, queues, kin });
         }

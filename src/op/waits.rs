@@ -108,8 +108,8 @@ impl JoinableWaits {
         let mut last = lock(&self.0);
         let (own, other) = last.as_mut()?.of(kind);
         let own = own.as_ref()?;
-        let access = own.op.accesses().first()?;
-        let other = other.as_ref().and_then(|other| other.op.accesses().first());
+        let access = own.op.accesses().next()?;
+        let other = other.as_ref().and_then(|other| other.op.accesses().next());
         access.stands_for_the_next(other, on_device).then(|| Begun::new(&own.op, Arc::clone(&own.oneshot)))
     }
 

@@ -277,6 +277,22 @@ edges! {
         AcquireSide HELD;
         /// The operation is left to its only access if no other thread holds it.
         AcquireSide UNHELD;
+        /// `end_holder_apart`: a holder's share of a record ends.
+        ReleaseSide HOLDER_ENDED;
+        /// `end_holder_apart`: the last holder has ended its share.
+        AcquireSide LEFT;
+    }
+
+    /// Tracker: a block of accesses, and the blocks' share of the record.
+    blocks {
+        /// `AccessBlock::end_share`: a share of a block ends.
+        ReleaseSide ENDED;
+        /// `AccessBlock::end_share`: a thread has ended the last share.
+        AcquireSide LAST;
+        /// `Apart::count_retired`: a block has been retired.
+        ReleaseSide RETIRED;
+        /// `Apart::count_retired`: a thread has retired the last block.
+        AcquireSide NONE_LEFT;
     }
 
     /// Tracker: an operation that a worker has looked at and put back into its queue.
@@ -626,6 +642,8 @@ edges! {
         Step REREAD_REGISTERED;
         /// A completion moves the tail past an access before the access is retired.
         Step TAIL_PAST_RETIRED;
+        /// `apart::leave` marks the accesses as gone before it retires them.
+        Step LEFT_BEFORE_RETIRED;
         /// An access is unlinked only from behind one that is done.
         Step UNLINK_BEHIND_DONE;
         /// Only one thread at a time unlinks accesses of a variable.

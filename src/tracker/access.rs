@@ -3,6 +3,7 @@
 use std::ptr::NonNull;
 
 use super::{
+    apart::AccessBlock,
     op_record::{self, Op},
     queue::VarQueue,
 };
@@ -41,6 +42,8 @@ pub(super) const SPENT: usize = WRITE_OK | DONE;
 const RETIRES: u8 = 1;
 /// In [`Access::duties`]: the access may be the front of its queue.
 const MAY_BE_FRONT: u8 = 2;
+/// In [`Access::duties`], from its creation on: the access is in a [block](AccessBlock) and not in the record.
+const IN_BLOCK: u8 = 4;
 
 /// Returns the tag that records that `flags` were grantable to the next access when it was linked.
 #[inline]
@@ -205,6 +208,13 @@ impl<T> Access<T> {
         Self { word: Atomic::null(), op, queue, index, mode, shape: Shape::new(arity, size), duties, deferred }
     }
 
+    /// Notes that the access, which no other thread knows yet, is in a [block](AccessBlock).
+    pub(super) fn in_block(self) -> Self {
+        // Relaxed: published with the access.
+        self.duties.store(IN_BLOCK, Relaxed);
+        self
+    }
+
     /// Creates a variable's initial access: done, with nothing before it.
     pub(super) fn built_in(queue: NonNull<VarQueue<T>>) -> Self {
         let access = Self::new(std::ptr::null_mut(), queue, 0, Mode::Read, Arity::One, RecordSize::Normal);
@@ -242,15 +252,15 @@ impl<T> Access<T> {
         self.shape.0 & Shape::SEVERAL == 0
     }
 
-    /// Returns the size of the operation's record, which contains this access.
+    /// Returns the size of the operation's record. If it contains this access, it was stored here.
     #[inline]
     pub(super) fn record_size(&self) -> RecordSize {
         RecordSize::from_number(self.shape.0 >> Shape::SIZE)
     }
 
     pub(super) fn op(&self) -> Option<&Op<T>> {
-        // SAFETY: the operation's record contains the access or owns its memory, so the record is alive as long as the
-        // access.
+        // SAFETY: the operation's record contains the access, or has a share for its block, so the record is alive as long
+        // as the access.
         unsafe { self.op.as_ref() }
     }
 
@@ -267,8 +277,8 @@ impl<T> Access<T> {
     #[inline]
     pub(super) unsafe fn own_op(&self) -> &Op<T> {
         self.assert_alive();
-        // SAFETY: by (1) there is an operation. Its record contains the access or owns its memory, so the record is
-        // alive as long as the access.
+        // SAFETY: by (1) there is an operation. Its record contains the access, or has a share for its block, so the
+        // record is alive as long as the access.
         unsafe { &*self.op }
     }
 
@@ -290,10 +300,12 @@ impl<T> Access<T> {
         hint::prefetch_write(self.word.load(Relaxed, unprotected()).as_raw());
     }
 
-    /// Asserts, in models, that the record has not been reclaimed.
+    /// Asserts, in models, that the record or block has not been reclaimed.
     #[inline(always)]
     pub(super) fn check(&self) {
         match self.op() {
+            // SAFETY: the access lies in a block, which is alive.
+            Some(op) if op.is_apart() => unsafe { AccessBlock::of(NonNull::from(self), self.index) }.stamp.check(),
             Some(op) => op.stamp.check(),
             // SAFETY: the access lies inside its queue, so the queue is alive.
             None => unsafe { self.queue.as_ref() }.stamp.check(),
@@ -305,7 +317,9 @@ impl<T> Access<T> {
     #[inline(always)]
     fn assert_alive(&self) {
         if let Some(op) = self.op() {
-            op.stamp.assert_alive();
+            // SAFETY: an access that is not in the record lies in a block, which is alive.
+            let block = || unsafe { AccessBlock::of(NonNull::from(self), self.index) };
+            if op.is_apart() { &block().stamp } else { &op.stamp }.assert_alive();
         }
     }
 
@@ -382,8 +396,8 @@ impl<T> Access<T> {
     /// its queue.
     pub(super) fn may_be_front(&self) {
         self.assert_alive();
-        // Relaxed: released by the step that sets `DONE` (edge `complete`).
-        self.duties.store(MAY_BE_FRONT, Relaxed);
+        // Relaxed: only this thread changes them, and they are released by the step that sets `DONE` (edge `complete`).
+        self.duties.store(self.duties.load(Relaxed) | MAY_BE_FRONT, Relaxed);
     }
 
     /// Returns the access's share of the record, which must be [ended](RecordShare::end) once the access is spent or
@@ -393,10 +407,10 @@ impl<T> Access<T> {
         self.assert_alive();
         // Relaxed: a thread that finds the access done has acquired `DONE` (edge `complete`).
         let duties = self.duties.load(Relaxed);
-        if duties == MAY_BE_FRONT {
+        if duties & MAY_BE_FRONT != 0 {
             self.queue().front.remove(self);
         }
-        RecordShare { op: self.op_ptr(), last: duties == RETIRES }
+        RecordShare { access: NonNull::from(self), duties }
     }
 
     /// Returns whether an access of the same mode, if pushed now, would wait for the same operations as this one. This
@@ -426,39 +440,43 @@ impl<T> Access<T> {
     }
 }
 
-/// An access's share of its operation's record.
+/// An access's share of its operation's record, or of its block.
 pub(super) struct RecordShare<T> {
-    op: Option<NonNull<Op<T>>>,
-    /// Whether the record was left to the access and therefore has no other share.
-    last: bool,
+    access: NonNull<Access<T>>,
+    /// The access's [duties](Access::duties), which do not change any more.
+    duties: u8,
 }
 
 impl<T> RecordShare<T> {
-    /// Ends the share, and retires the record if no share is left.
+    /// Ends the share, and retires the record or block if no share is left.
     ///
     /// # Safety
     /// 1. The access is spent or unlinked, the tail is past it, and this is called once.
     #[inline]
     pub(super) unsafe fn end(self) {
-        if let Some(op) = self.op {
+        // SAFETY: by (1) the access has its share up to here.
+        if let Some(op) = unsafe { self.access.as_ref() }.op_ptr() {
             // SAFETY: (1): `end_of` has the same contract, which the caller upholds.
-            unsafe { Self::end_of(op, self.last) };
+            unsafe { Self::end_of(op, self.access, self.duties) };
         }
     }
 
-    /// Ends an access's share of the record of `op`.
+    /// Ends the share of an access of the operation `op`.
     ///
     /// # Safety
     /// 1. The access is spent or unlinked, the tail is past it, and this is called once.
     #[cold]
     #[inline(never)]
-    unsafe fn end_of(op: NonNull<Op<T>>, last: bool) {
-        if last {
-            // SAFETY: by (1) the access, which has the only share, ends it here.
+    unsafe fn end_of(op: NonNull<Op<T>>, access: NonNull<Access<T>>, duties: u8) {
+        if duties == RETIRES {
+            // SAFETY: by (1) the access, which has the only share of the record, ends it here.
             unsafe { op_record::retire_record(op) };
-        } else {
+        } else if duties & IN_BLOCK == 0 {
             // SAFETY: by (1) this is the access's only share, which ends once.
             unsafe { op_record::end_shares(op, 1) };
+        } else {
+            // SAFETY: (1): the caller upholds it; (2): the access was created in a block of this record.
+            unsafe { op_record::end_access_apart(access, op) };
         }
     }
 }

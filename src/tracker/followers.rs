@@ -36,7 +36,7 @@ pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
 /// # Safety
 /// 1. The caller has been pinned since before `op` was completed, and stays pinned while using the accesses.
 unsafe fn behind<T>(op: &Op<T>, max: usize) -> impl Iterator<Item = &Access<T>> {
-    op.accesses().iter().flat_map(move |own| {
+    op.accesses().flat_map(move |own| {
         // SAFETY: (1).
         unsafe { up_to_writer(own) }.take(max).filter(|at| waits_for(at, own))
     })

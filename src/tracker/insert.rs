@@ -86,13 +86,34 @@ fn finish_sole_push<T>(
 /// [Finishes](finish_push) the push of an operation that does not have exactly one access. Returns whether the operation
 /// is ready, and whether it was rejected.
 #[inline(always)]
-fn finish_push_of_several<T>(own: &Op<T>, inserted: usize, mut satisfied: u32, guard: &Guard) -> (bool, bool) {
-    let mut accesses = &own.accesses()[inserted..];
-    let mut left = accesses.len() as u32 * ONE;
+fn finish_push_of_several<T>(own: &Op<T>, inserted: usize, satisfied: u32, guard: &Guard) -> (bool, bool) {
+    match own.accesses_in_record() {
+        Some(accesses) => push_accesses(own, accesses[inserted..].iter(), inserted, satisfied, guard),
+        None => finish_push_apart(own, inserted, satisfied, guard),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn finish_push_apart<T>(own: &Op<T>, inserted: usize, satisfied: u32, guard: &Guard) -> (bool, bool) {
+    push_accesses(own, own.accesses_from(inserted), inserted, satisfied, guard)
+}
+
+/// [Finishes](finish_push_of_several) the push of an operation, of which `accesses` are the accesses behind the first
+/// `inserted`.
+#[inline(always)]
+fn push_accesses<'a, T: 'a>(
+    own: &Op<T>,
+    mut accesses: impl Iterator<Item = &'a Access<T>>,
+    inserted: usize,
+    mut satisfied: u32,
+    guard: &Guard,
+) -> (bool, bool) {
+    let mut left = own.left_at(inserted as u32);
     if inserted == 0 {
-        if let Some((first, others)) = accesses.split_first() {
+        if let Some(first) = accesses.next() {
             let _ = append(own, first, left, Inserter::FirstPusher, &mut satisfied, guard);
-            (accesses, left) = (others, left - ONE);
+            left -= ONE;
         }
     }
     for access in accesses {
@@ -109,8 +130,7 @@ fn finish_push_of_several<T>(own: &Op<T>, inserted: usize, mut satisfied: u32, g
 #[cold]
 #[inline(never)]
 fn finish_helped_push<T>(own: &Op<T>, mut left: u32, mut satisfied: u32, guard: &Guard) -> (bool, bool) {
-    let accesses = own.accesses();
-    for access in &accesses[accesses.len() - (left / ONE) as usize..] {
+    for access in own.accesses_from((own.access_count() - left / ONE) as usize) {
         let _ = append(own, access, left, Inserter::Pusher, &mut satisfied, guard);
         left -= ONE;
     }
@@ -124,16 +144,15 @@ fn end_push<T>(own: &Op<T>, mut satisfied: u32, linked_by: LinkedBy) -> (bool, b
     pause::at(Point::PushBeforeRegistered);
     let rejected = own.end_registration(Arity::Several);
     pause::at(Point::PushBeforeHints);
-    let accesses = own.accesses();
     // Accesses linked by this thread itself already have their flags.
     if linked_by == LinkedBy::Helper {
-        for access in accesses {
+        for access in own.accesses() {
             satisfied += if removed(step::DEFERRED_ADOPTED) { 0 } else { access.adopt_deferred() };
         }
     }
     pause::at(Point::PushBeforeDecrement);
     // If this thread counted every access as satisfied, no other thread decrements `wait`.
-    let ready = satisfied == accesses.len() as u32 || {
+    let ready = satisfied == own.access_count() || {
         let order = acquire_release(edge::ready::LAST_IN_PUSH, edge::ready::PUSHED);
         own.wait.fetch_sub(satisfied + 1, order) == satisfied + 1
     };
@@ -217,7 +236,7 @@ impl<T> Stalled<T> {
     /// Inserts the first `accesses` accesses of `op` without interference, then stalls.
     pub fn after(accesses: usize, op: OpRef<T>) -> Self {
         let (guard, mut satisfied) = (epoch::pin(), 0);
-        for access in &op.accesses()[..accesses] {
+        for access in op.accesses().take(accesses) {
             let left = op.left_at(access.index);
             let insertion = insert(&op, access, left, Self::inserter(&op, access), &mut satisfied, &guard);
             assert!(matches!(insertion, Insertion::Linked), "another push is stalled on this variable");
@@ -228,7 +247,7 @@ impl<T> Stalled<T> {
     /// Inserts all accesses of `op` without interference. The last one is inserted by `by`, which stalls before moving
     /// the tail. Another operation must be pending on the last variable. Also returns the unmoved tail.
     fn before_last_swing(op: OpRef<T>, by: Inserter) -> (Self, *const Access<T>) {
-        let mut stalled = Self::after(op.accesses().len() - 1, op);
+        let mut stalled = Self::after(op.access_count() as usize - 1, op);
         let last = stalled.op.accesses().last().expect("the operation has an access");
         // Relaxed: no other thread uses the queue.
         let tail = last.queue().tail.load(Relaxed, &stalled.guard).as_raw();

@@ -24,7 +24,7 @@
 //! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`. A wait is satisfied by `WRITE_OK`, like a writer, but
 //! grants `READ_OK`, like a reader. An operation is *ready* when all its accesses are satisfied and, if it has several,
 //! its push is over. An access with `WRITE_OK`, `DONE` and a next access is *spent*. Its share of the operation's
-//! record then ends. Each holder of a record ([`Hold`]) also has a share, and the thread that ends the last share
+//! record, or of its [block](apart) of accesses, then ends. Each holder of a record ([`Hold`]) also has a share, and the thread that ends the last share
 //! retires the record. Most operations have a single access and, when they end, a single holder. This holder makes the
 //! access responsible for the record ([`end`]). The thread that finds that access spent then retires the record without
 //! counting shares.
@@ -168,6 +168,7 @@
 //! half-done multi-queue operation before passing it follows Harris, Fraser and Pratt's multi-word CAS (DISC 2002).
 
 mod access;
+mod apart;
 mod blocked;
 mod followers;
 mod front;

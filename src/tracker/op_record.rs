@@ -1,9 +1,10 @@
 //! One operation's record: its accesses, its counters and its task.
 
-use std::{marker::PhantomData, mem::MaybeUninit, ops::Deref, ptr::NonNull};
+use std::{marker::PhantomData, mem::MaybeUninit, ops::Deref, ptr::NonNull, slice};
 
 use super::{
     access::{Access, Arity, Mode},
+    apart::{AccessBlock, Apart},
     queue::VarQueue,
     queued::Queued,
 };
@@ -49,8 +50,8 @@ pub struct Op<T> {
     /// The number of accesses not known to be in their queues, times [`ONE`], and the flag `REJECTED`. The count falls,
     /// so one comparison shows whether the operation is registered.
     unregistered: AtomicU32,
-    /// The number of shares of the record: one for each access until it is spent and the tail is past it, and one for
-    /// each [holder](OpRef::hold).
+    /// The number of shares of the record: one for each access in it until it is spent and the tail is past it, or one
+    /// for all accesses [apart](Apart), and one for each [holder](OpRef::hold).
     live: AtomicU32,
     /// The number of accesses if they are in the record, or [`APART`].
     inline: u8,
@@ -72,7 +73,7 @@ pub struct Op<T> {
     task: PhantomData<std::cell::UnsafeCell<T>>,
 }
 
-/// The value of [`Op::inline`] if the record has a [`Apart`].
+/// The value of [`Op::inline`] if the record has an [`Apart`].
 const APART: u8 = u8::MAX;
 
 /// The unit of [`Op::task_at`], in bytes. An instruction can multiply an index by up to 8. In models, records are too
@@ -100,12 +101,6 @@ struct ModelRecord<T> {
 /// The place of a task.
 type TaskPlace<T> = UnsafeCell<MaybeUninit<T>>;
 
-/// Stored in place of the first access if there are more accesses than fit into a wide record.
-struct Apart<T> {
-    accesses: NonNull<Access<T>>,
-    count: u32,
-}
-
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!(ACCESSES + size_of::<Access<()>>() == 64, "the head and one access must fill a cache line");
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -117,9 +112,9 @@ impl<T> std::fmt::Debug for Op<T> {
         let unregistered = self.unregistered.load(Relaxed) / ONE;
         f.debug_struct("Op")
             .field("wait", &self.wait.load(Relaxed))
-            .field("registered", &(self.accesses().len() as u32).saturating_sub(unregistered))
+            .field("registered", &self.access_count().saturating_sub(unregistered))
             .field("live", &self.live.load(Relaxed))
-            .field("accesses", &self.accesses())
+            .field("accesses", &self.accesses().collect::<Vec<_>>())
             .finish_non_exhaustive()
     }
 }
@@ -149,7 +144,8 @@ impl<T> Op<T> {
         const {
             assert!(align_of::<TaskPlace<T>>() <= align_of::<Access<T>>() && size_of::<TaskPlace<T>>() <= TASK_ROOM);
             assert!(
-                align_of::<Apart<T>>() <= align_of::<Access<T>>() && size_of::<Apart<T>>() <= size_of::<Access<T>>()
+                align_of::<Apart<Access<T>>>() <= align_of::<Access<T>>()
+                    && size_of::<Apart<Access<T>>>() <= size_of::<Access<T>>()
             );
             let access = size_of::<Access<T>>();
             assert!(ACCESSES == size_of::<Self>() && ACCESSES.next_multiple_of(align_of::<Access<T>>()) == ACCESSES);
@@ -221,30 +217,59 @@ impl<T> Op<T> {
         unsafe { &*place.cast() }
     }
 
+    /// Returns whether the accesses are not in the record.
     #[inline]
-    fn apart(&self) -> Option<&Apart<T>> {
-        // SAFETY: `apart_place` has initialised an `Apart` there if `inline` says so.
-        (self.inline == APART).then(|| unsafe { &*self.address(ACCESSES).cast() })
+    pub fn is_apart(&self) -> bool {
+        self.inline == APART
     }
 
-    /// Returns the accesses, sorted by their variables' ids.
+    /// Returns what the record stores of accesses that are not in it.
     #[inline]
-    pub fn accesses(&self) -> &[Access<T>] {
-        if self.inline == APART {
-            return self.accesses_apart();
-        }
+    pub(super) fn apart(&self) -> Option<&Apart<Access<T>>> {
+        // SAFETY: `write_apart` has initialised an `Apart` there if `inline` says so.
+        self.is_apart().then(|| unsafe { &*self.address(ACCESSES).cast() })
+    }
+
+    /// Returns the number of shares that the accesses have at first.
+    #[inline]
+    fn shares_of_accesses(&self) -> u32 {
+        if self.is_apart() { 1 } else { u32::from(self.inline) }
+    }
+
+    /// Returns the number of accesses.
+    #[inline]
+    pub fn access_count(&self) -> u32 {
+        self.apart().map_or(u32::from(self.inline), Apart::count)
+    }
+
+    /// Returns the accesses, sorted by their variables' ids. If they are not in the record, and the record has no holder
+    /// left, there are none. The caller is a holder, or has been pinned since a moment when the record could be found.
+    #[inline]
+    pub fn accesses(&self) -> OwnAccesses<'_, T> {
+        self.accesses_from(0)
+    }
+
+    /// Returns the [accesses](Self::accesses) from this index on.
+    #[inline]
+    pub(super) fn accesses_from(&self, index: usize) -> OwnAccesses<'_, T> {
+        let row = self.accesses_in_record().map_or_else(|| self.row_apart(index), |all| &all[index..]);
+        OwnAccesses { op: self, row: row.iter(), next: index + row.len() }
+    }
+
+    /// Returns the accesses if they are in the record.
+    #[inline]
+    pub(super) fn accesses_in_record(&self) -> Option<&[Access<T>]> {
         let first = self.address(ACCESSES).cast();
         // SAFETY: the record was created with this many accesses there, which live as long as the record.
-        unsafe { std::slice::from_raw_parts(first, usize::from(self.inline)) }
+        (!self.is_apart()).then(|| unsafe { slice::from_raw_parts(first, usize::from(self.inline)) })
     }
 
-    /// Returns the accesses of a record that has a [`Apart`].
+    /// Returns the [accesses](Self::accesses) from this index on that are in the same block.
     #[cold]
     #[inline(never)]
-    fn accesses_apart(&self) -> &[Access<T>] {
-        let Some(apart) = self.apart() else { return &[] };
-        // SAFETY: `new_with` has initialised `count` accesses there, which live as long as the record.
-        unsafe { std::slice::from_raw_parts(apart.accesses.as_ptr(), apart.count as usize) }
+    fn row_apart(&self, index: usize) -> &[Access<T>] {
+        // SAFETY: (1): the caller is a holder, or has been pinned since a moment when the record could be found.
+        self.apart().map_or(&[], |apart| unsafe { apart.row(index) })
     }
 
     /// Returns the address of the record of an operation that the same thread was going to push some operations after
@@ -280,26 +305,32 @@ impl<T> Op<T> {
     /// operation with one access.
     #[inline(always)]
     pub fn each_access(&self, mut look: impl FnMut(&Access<T>)) {
-        match self.sole_access() {
-            Some(access) => look(access),
-            None => self.accesses().iter().for_each(look),
+        match (self.sole_access(), self.accesses_in_record()) {
+            (Some(access), _) => look(access),
+            (None, Some(accesses)) => accesses.iter().for_each(look),
+            (None, None) => self.each_access_apart(look),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn each_access_apart(&self, look: impl FnMut(&Access<T>)) {
+        self.accesses().for_each(look);
     }
 
     /// Returns the lowest-indexed access not known to be in its queue.
     #[inline]
     pub(super) fn next_unregistered(&self) -> Option<&Access<T>> {
         // Relaxed: only a starting point. `insert` checks again, with acquire loads, before it acts.
-        let left = (self.unregistered.load(Relaxed) / ONE) as usize;
-        let accesses = self.accesses();
-        accesses.get(accesses.len() - left)
+        let left = self.unregistered.load(Relaxed) / ONE;
+        self.accesses_from((self.access_count() - left) as usize).next()
     }
 
     /// Returns the value that `unregistered` has, apart from its flag, while the access at `index` is the next to be
     /// counted.
     #[inline]
     pub(super) fn left_at(&self, index: u32) -> u32 {
-        (self.accesses().len() as u32 - index) * ONE
+        (self.access_count() - index) * ONE
     }
 
     /// Returns whether all accesses are known to be in their queues.
@@ -454,6 +485,10 @@ impl<T> Drop for Hold<T> {
     /// Ends the shares. Ending a record's last share drops the task and retires the record.
     #[inline]
     fn drop(&mut self) {
+        if self.is_apart() {
+            // SAFETY: the share belongs to this `Hold`, which ends here.
+            return unsafe { end_holder_apart(self.op) };
+        }
         // SAFETY: the shares belong to this `Hold`, which ends here.
         unsafe { end_shares(self.op, self.shares) };
     }
@@ -491,6 +526,55 @@ pub(super) unsafe fn end_shares<T>(record: NonNull<Op<T>>, shares: u32) {
         // SAFETY: no share of the record is left, and the count reaches zero once.
         unsafe { drop_task(op, op.place()) };
         pool::retire(record);
+    }
+}
+
+/// Ends a holder's share of a record whose accesses are not in it. The last holder leaves the accesses.
+///
+/// # Safety
+/// 1. The share belongs to the caller, which does not use the record afterwards.
+/// 2. The accesses are not in the record.
+#[cold]
+#[inline(never)]
+unsafe fn end_holder_apart<T>(record: NonNull<Op<T>>) {
+    // SAFETY: by (1), the share keeps the record alive up to here.
+    let op = unsafe { alive(record) };
+    if op.live.fetch_sub(1, acquire_release(edge::retire::LEFT, edge::retire::HOLDER_ENDED)) == 2 {
+        // Keeps the record until all blocks are left.
+        let _guard = epoch::pin();
+        let apart = op.apart().expect("by (2), the record has blocks");
+        // SAFETY: (1): the share that is left is that of the blocks; (2): the thread is pinned.
+        unsafe { apart.leave(|| end_block(record)) };
+    }
+}
+
+/// Ends the share of an access in a [block](AccessBlock) of the record.
+///
+/// # Safety
+/// 1. The access is spent or unlinked, the tail is past it, and this is called once.
+/// 2. The access lies in a block of this record.
+pub(super) unsafe fn end_access_apart<T>(access: NonNull<Access<T>>, record: NonNull<Op<T>>) {
+    // SAFETY: (1): the access has a share of its block; (2).
+    let block = NonNull::from(unsafe { AccessBlock::of(access, access.as_ref().index) });
+    // SAFETY: (1): this is the access's share, which ends once.
+    if unsafe { AccessBlock::end_share(block) } {
+        // SAFETY: (1): the block was retired here.
+        unsafe { end_block(record) };
+    }
+}
+
+/// Counts a block of the record that the calling thread has retired. After the last block, ends the blocks' share.
+///
+/// # Safety
+/// 1. This is called once for each block.
+unsafe fn end_block<T>(record: NonNull<Op<T>>) {
+    // SAFETY: by (1) the blocks' share keeps the record alive up to here.
+    let op = unsafe { alive(record) };
+    // To models, a use of the record's head. No holder is left, so no thread uses the task itself.
+    let _ = op.shared_task_ptr();
+    if op.apart().is_some_and(Apart::count_retired) {
+        // SAFETY: (1): the blocks' share, which ends once.
+        unsafe { end_shares(record, 1) };
     }
 }
 
@@ -588,19 +672,22 @@ impl<T> OpRef<T> {
         accesses: impl Iterator<Item = (u32, NonNull<VarQueue<T>>, Mode)>,
     ) -> (Self, *mut T) {
         let (record, later, size) = Self::allocate(count as usize, room);
-        let (first, inline) = if count as usize <= WIDE_ACCESSES {
-            // SAFETY: the record is larger than its head.
-            (unsafe { record.byte_add(ACCESSES) }.cast().as_ptr(), count as u8)
+        let inline = if count as usize > WIDE_ACCESSES {
+            // SAFETY: the record is allocated, aligned and unused; (3).
+            unsafe { write_apart(record, count, size, accesses) };
+            APART
         } else {
-            (apart_place(record, count), APART)
+            // SAFETY: the record is larger than its head.
+            let first = unsafe { record.byte_add(ACCESSES) }.cast::<Access<T>>().as_ptr();
+            for (index, queue, mode) in accesses {
+                debug_assert!(index < count);
+                // SAFETY: by (3) there is space for an access there.
+                let slot = unsafe { first.add(index as usize) };
+                // SAFETY: the slot is allocated, aligned and unused.
+                unsafe { slot.write(Access::new(record.as_ptr(), queue, index, mode, Arity::Several, size)) };
+            }
+            count as u8
         };
-        for (index, queue, mode) in accesses {
-            debug_assert!(index < count);
-            // SAFETY: by (3) there is space for an access there.
-            let slot = unsafe { first.add(index as usize) };
-            // SAFETY: the slot is allocated, aligned and unused.
-            unsafe { slot.write(Access::new(record.as_ptr(), queue, index, mode, Arity::Several, size)) };
-        }
         // SAFETY: the record is allocated, aligned and unused, and by (3) its accesses were written above; (2).
         unsafe { Self::finish_record(record, later, count, inline, band, passes_closed) }
     }
@@ -645,7 +732,7 @@ impl<T> OpRef<T> {
         set! {
             wait: AtomicU32::new(if count == 1 { 1 } else { count + 1 }),
             unregistered: AtomicU32::new(count * ONE),
-            live: AtomicU32::new(count + 1),
+            live: AtomicU32::new(1 + if inline == APART { 1 } else { count }),
             inline: inline,
             link: AtomicPtr::new(later),
             band: band,
@@ -698,7 +785,7 @@ impl<T> OpRef<T> {
     pub fn hold(&self) -> Hold<T> {
         // The store below ends the release sequence of the shares that have ended.
         let shares = self.live.load(acquire(edge::retire::HELD));
-        if shares == self.accesses().len() as u32 + 1 || removed(step::ALONE_WHEN_SHARING) {
+        if shares == 1 + self.shares_of_accesses() || removed(step::ALONE_WHEN_SHARING) {
             // Relaxed: no other thread changes the count. Only the owner adds shares, the accesses' shares end only
             // after the operation is complete, and no other share is left.
             self.live.store(shares + 1, Relaxed);
@@ -793,44 +880,76 @@ pub(super) fn size_for(count: usize, task: usize, behind: usize) -> RecordSize {
     }
 }
 
-/// Allocates room for more accesses than the record itself has room for, and stores its address in the record.
+/// Writes `count` accesses, more than fit into a record, to blocks, and what the record stores of them to the record.
+///
+/// # Safety
+/// 1. The record is allocated, aligned and unused.
+/// 2. `accesses` yields the numbers below `count`, each once.
+#[cold]
 #[inline(never)]
-fn apart_place<T>(record: NonNull<Op<T>>, count: u32) -> *mut Access<T> {
-    let mut boxed = Vec::<Access<T>>::with_capacity(count as usize);
-    let accesses = NonNull::new(boxed.as_mut_ptr()).expect("the pointer of a `Vec` is never null");
-    std::mem::forget(boxed);
-    // SAFETY: the place is in an unused record, and is large enough, as `task_behind` asserts.
-    unsafe { record.byte_add(ACCESSES).cast().write(Apart { accesses, count }) };
-    accesses.as_ptr()
+unsafe fn write_apart<T>(
+    record: NonNull<Op<T>>,
+    count: u32,
+    size: RecordSize,
+    accesses: impl Iterator<Item = (u32, NonNull<VarQueue<T>>, Mode)>,
+) {
+    let apart = Apart::<Access<T>>::new(count);
+    for (index, queue, mode) in accesses {
+        debug_assert!(index < count);
+        // SAFETY: (1): by (2), the index is below the count, and no other thread knows the record.
+        let place = unsafe { apart.place(index) };
+        // SAFETY: the place is allocated, aligned and unused.
+        unsafe { place.write(Access::new(record.as_ptr(), queue, index, mode, Arity::Several, size).in_block()) };
+    }
+    // SAFETY: by (1) the place is in an unused record, and it is large enough, as `task_behind` asserts.
+    unsafe { record.byte_add(ACCESSES).cast().write(apart) };
 }
+
+/// The accesses of an operation, sorted by their variables' ids.
+#[derive(Debug)]
+pub struct OwnAccesses<'a, T> {
+    op: &'a Op<T>,
+    /// Those in the record, or the next ones of a block.
+    row: slice::Iter<'a, Access<T>>,
+    /// The index of the first access behind these.
+    next: usize,
+}
+
+impl<'a, T> Iterator for OwnAccesses<'a, T> {
+    type Item = &'a Access<T>;
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a Access<T>> {
+        match self.row.next() {
+            None if self.op.is_apart() => {
+                let row = self.op.row_apart(self.next);
+                self.next += row.len();
+                self.row = row.iter();
+                self.row.next()
+            }
+            next => next,
+        }
+    }
+
+    /// Exact unless the last holder ends its share in the meantime.
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let behind = if self.op.is_apart() { self.op.access_count() as usize - self.next } else { 0 };
+        (self.row.len() + behind, Some(self.row.len() + behind))
+    }
+}
+
+/// A holder's iterator has an exact length.
+impl<T> ExactSizeIterator for OwnAccesses<'_, T> {}
 
 // SAFETY: (1): the first field is the pool's.
 unsafe impl<T> Record for Op<T> {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    const OWNING: RecordSize = RecordSize::Normal;
-
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     #[inline]
-    fn record_size(&self) -> Option<RecordSize> {
+    fn record_size(&self) -> RecordSize {
         match self.inline {
-            APART => None,
-            0 => Some(RecordSize::Normal),
+            APART | 0 => RecordSize::Normal,
             // SAFETY: there is an access.
-            _ => Some(unsafe { self.first_access() }.record_size()),
-        }
-    }
-
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    fn owned_bytes(&self) -> usize {
-        self.apart().map_or(0, |apart| apart.count as usize * size_of::<Access<T>>())
-    }
-
-    unsafe fn free_owned(record: NonNull<Self>) {
-        // SAFETY: by (1) the record is no longer used; `finish_record` initialised the fields.
-        let op = unsafe { record.as_ref() };
-        if let Some(apart) = op.apart() {
-            // SAFETY: `apart_place` forgot a `Vec` with exactly this pointer and capacity; accesses need no drop.
-            drop(unsafe { Vec::from_raw_parts(apart.accesses.as_ptr(), 0, apart.count as usize) });
+            _ => unsafe { self.first_access() }.record_size(),
         }
     }
 

@@ -28,7 +28,7 @@ pub(super) enum Spent {
 }
 
 /// Marks every access of `op` done and appends the operations that this makes ready to the list `ready`. Returns a hold
-/// on the record, with the owner's share and those of the accesses of `op` that this call has spent.
+/// on the record, with the owner's share and those of the accesses in the record that this call has spent.
 ///
 /// Needs no guard: every access that it touches is kept from being spent, or from being [unlinked](super::unlink), by a
 /// step that this thread has yet to take.
@@ -42,12 +42,29 @@ pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
 /// Completes `op` with `complete`, which marks an access done and propagates the flags down its queue.
 #[inline(always)]
 pub(super) fn complete_each<T>(op: OpRef<T>, mut complete: impl FnMut(&Access<T>) -> Spent) -> Hold<T> {
+    let Some(accesses) = op.accesses_in_record() else {
+        complete_apart(&op, complete);
+        return op.completed(0);
+    };
     let mut spent = 0;
-    for access in op.accesses() {
+    for access in accesses {
         pause::at(Point::CompleteBeforeAccess);
         spent += u32::from(complete(access) == Spent::Yes);
     }
     op.completed(spent)
+}
+
+/// Completes accesses that are not in their operation's record, and ends the shares of those that this spends.
+#[cold]
+#[inline(never)]
+fn complete_apart<T>(op: &Op<T>, mut complete: impl FnMut(&Access<T>) -> Spent) {
+    for access in op.accesses() {
+        pause::at(Point::CompleteBeforeAccess);
+        if complete(access) == Spent::Yes {
+            // SAFETY: the access is spent, the tail is past it, and this call ends the share.
+            unsafe { access.share().end() };
+        }
+    }
 }
 
 /// [Completes](complete) `op` and ends the caller's share of its record, for a caller that no longer needs the record.
@@ -60,7 +77,7 @@ pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
 #[inline(always)]
 pub fn end_with<T>(op: OpRef<T>, mut look: impl FnMut(&Access<T>), ready: &mut ReadyList<T>) {
     let Some(access) = op.sole_access() else {
-        op.accesses().iter().for_each(look);
+        op.each_access(look);
         return end_several(op, ready);
     };
     look(access);

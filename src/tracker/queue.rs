@@ -133,6 +133,17 @@ impl<T> VarQueue<T> {
         tail.leaves_idle(mode)
     }
 
+    /// Checks, in models, that the accesses of the last operation may be used, as they are by a dump that finds it.
+    #[cfg(any(raddle_loom, raddle_shuttle))]
+    pub fn look_at_last(&self) {
+        let guard = epoch::pin();
+        let tail = self.tail.load(acquire(edge::swing::IDLE), &guard);
+        // SAFETY: the tail is never null, and the access there is not reclaimed while this thread is pinned.
+        let tail = unsafe { tail.deref() };
+        tail.check();
+        tail.op().into_iter().for_each(|op| op.each_access(Access::check));
+    }
+
     /// Retires the last access, and runs `free` once no thread can still have a pointer to the queue.
     ///
     /// # Safety

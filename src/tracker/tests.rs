@@ -91,6 +91,10 @@ impl Known {
         // SAFETY: the test owns the operation, as this call states.
         unsafe { OpRef::from_ptr(self.0) }
     }
+
+    fn access(&self, index: usize) -> &Access<Task> {
+        self.accesses().nth(index).expect("the operation should have this access")
+    }
 }
 
 impl Deref for Known {
@@ -144,7 +148,7 @@ fn pushed(accesses: &[(&Var, Mode)]) -> (Known, bool) {
 /// Inserts the first access of `op` as its pusher, then stops. Returns the number of satisfied accesses.
 fn begun(op: Known, guard: &Guard) -> u32 {
     let mut satisfied = 0;
-    let (first, left) = (&op.accesses()[0], op.left_at(0));
+    let (first, left) = (op.access(0), op.left_at(0));
     let insertion = insert(&op, first, left, Inserter::FirstPusher, &mut satisfied, guard);
     assert!(matches!(insertion, Insertion::Linked));
     satisfied
@@ -153,7 +157,7 @@ fn begun(op: Known, guard: &Guard) -> u32 {
 /// Inserts an access of `op` as a helper.
 fn helped(op: Known, index: u32, guard: &Guard) -> Insertion<'_, Task> {
     let record = &*op;
-    let access = &record.accesses()[index as usize];
+    let access = op.access(index as usize);
     insert(record, access, record.left_at(index), Inserter::Helper, &mut 0, guard)
 }
 
@@ -346,11 +350,11 @@ fn a_push_that_finds_the_tail_behind_moves_it_and_defers_flags() {
     let guard = epoch::pin();
     let half = operation(&[(&a, Write), (&b, Read)]);
     let satisfied = begun(half, &guard);
-    b.link(&half.accesses()[1]);
+    b.link(half.access(1));
     let (behind, ready) = pushed(&[(&b, Read)]);
     assert!(ready, "the deferred flag of its predecessor was ignored");
     assert!(half.is_registered());
-    assert_eq!(b.tail(), std::ptr::from_ref(&behind.accesses()[0]));
+    assert_eq!(b.tail(), std::ptr::from_ref(behind.access(0)));
     assert_eq!(finish_push(half, satisfied, &guard), READY);
     assert_eq!(end(behind), []);
     assert_eq!(end(half), []);
@@ -363,7 +367,7 @@ fn a_linked_access_is_not_inserted_again() {
     let (first, _) = pushed(&[(&a, Write), (&b, Write)]);
     let (second, _) = pushed(&[(&b, Write)]);
     assert!(matches!(helped(first, 1, &guard), Insertion::AlreadyLinked));
-    let last = &second.accesses()[0];
+    let last = second.access(0);
     assert_eq!(b.tail(), std::ptr::from_ref(last));
     // Relaxed: there is only one thread.
     assert!(last.word.load(Relaxed, &guard).is_null());
@@ -394,9 +398,9 @@ fn a_completion_advances_the_tail_past_the_accesses_that_it_spends() {
     let (first, task) = operation_with_task(false, &[(&a, Write)]);
     assert_eq!(push(first), READY);
     let half = operation(&[(&a, Read), (&b, Read)]);
-    a.link(&half.accesses()[0]);
+    a.link(half.access(0));
     assert_eq!(end(first), []);
-    assert_eq!(a.tail(), std::ptr::from_ref(&half.accesses()[0]));
+    assert_eq!(a.tail(), std::ptr::from_ref(half.access(0)));
     assert_eq!(task.strong_count(), 0);
     // When the access was linked, no flag was grantable, so none was deferred; the completion set `READ_OK` in the
     // word.
@@ -474,12 +478,12 @@ fn the_front_is_the_first_picked_reader_until_it_is_spent_or_unlinked() {
     let at_front = || x.queue().front.get(&epoch::pin()).map(std::ptr::from_ref);
     assert_eq!(at_front(), None);
     assert_eq!(end_unlinking(front), []);
-    assert_eq!(at_front(), Some(&raw const front.accesses()[0]));
+    assert_eq!(at_front(), Some(std::ptr::from_ref(front.access(0))));
     let (many, _) = readers::<8>(&x);
-    let at = |index: usize| Some(&raw const many[index].accesses()[0]);
+    let at = |index: usize| Some(std::ptr::from_ref(many[index].access(0)));
     assert_eq!((end(many[0]), end(many[1])), (vec![], vec![]));
     assert_eq!(end_unlinking(many[2]), []);
-    assert_eq!(at_front(), Some(&raw const front.accesses()[0]));
+    assert_eq!(at_front(), Some(std::ptr::from_ref(front.access(0))));
     assert_eq!((end(first), end(second)), (vec![], vec![]));
     assert_eq!(at_front(), None, "the front is spent");
     // It has nothing before it, so it strands none.
@@ -606,12 +610,12 @@ fn a_record_keeps_any_number_of_accesses_in_order_and_its_task() {
         assert_eq!(push(first), READY);
         let (second, ready) = pushed(&accesses);
         assert!(!ready);
-        for (index, (access, var)) in first.accesses().iter().zip(&vars).enumerate() {
+        for (index, (access, var)) in first.accesses().zip(&vars).enumerate() {
             assert_eq!((access.index as usize, access.mode(), access.queue().id()), (index, Write, index as u64));
             assert_eq!((access.queue_ptr(), access.queue().owner()), (var.0, 8));
         }
-        assert_eq!(first.accesses().len(), count);
-        let size = (count <= WIDE_ACCESSES).then(|| size_for(count, size_of::<Task>(), 0));
+        assert_eq!(first.accesses().count(), count);
+        let size = size_for(count, size_of::<Task>(), 0);
         assert_eq!(first.record_size(), size);
         // SAFETY: the test owns the operation.
         assert_eq!(unsafe { Arc::as_ptr(&*first.task_ptr()) }, task.as_ptr());
@@ -624,7 +628,7 @@ fn a_record_keeps_any_number_of_accesses_in_order_and_its_task() {
 #[test]
 fn debug_output_shows_the_flags_and_the_counts() {
     let (a, b) = (Var::new(1), Var::new(2));
-    let access = |op: Known| format!("{:?}", op.accesses()[0]);
+    let access = |op: Known| format!("{:?}", op.access(0));
     let (reader, _) = pushed(&[(&a, Read)]);
     assert_eq!(
         access(reader),
@@ -722,7 +726,7 @@ fn followers_are_limited_and_skip_completed_readers() {
 /// Returns the operations known to wait for the first access of `op`.
 fn waiting_for(op: Known, successors: &mut Successors<'_, Task>) -> Vec<*mut Op<Task>> {
     let mut seen = Vec::new();
-    successors.each(&op.accesses()[0], |op| seen.push(std::ptr::from_ref(op).cast_mut()));
+    successors.each(op.access(0), |op| seen.push(std::ptr::from_ref(op).cast_mut()));
     seen
 }
 
@@ -911,7 +915,7 @@ fn an_operation_is_pushed_behind_an_appended_list() {
 /// Completes the access of `op` at `index`; returns whether it is spent and what became ready.
 fn completed_access(op: Known, index: usize) -> (Spent, Vec<*mut Op<Task>>) {
     let mut list = ReadyList::default();
-    let spent = complete_access(NonNull::from(&op.accesses()[index]), &mut list);
+    let spent = complete_access(NonNull::from(op.access(index)), &mut list);
     (spent, std::iter::from_fn(|| list.pop()).map(|op| op.into_ptr().as_ptr()).collect())
 }
 

@@ -548,7 +548,7 @@ fn an_operation_sees_its_followers_as_they_were_pushed() {
 fn a_look_at_waiting_operations_sees_them_as_they_were_pushed() {
     look_during_pushes(|own| {
         let mut seen = Vec::new();
-        Successors::new(&pin()).each(&own.accesses()[0], |op| seen.push(World::number_seen(op)));
+        Successors::new(&pin()).each(own.accesses().next().expect("an access"), |op| seen.push(World::number_seen(op)));
         seen
     });
 }

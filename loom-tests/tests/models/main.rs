@@ -5,6 +5,7 @@
 use raddle_loom_tests::check;
 
 mod acquire;
+mod apart;
 mod arrivals;
 mod cancel;
 mod complete;
@@ -34,6 +35,7 @@ mod waits;
 #[test]
 fn each_edge_and_each_step_is_needed() {
     let kills = [
+        apart::KILLS,
         arrivals::KILLS,
         cancel::KILLS,
         complete::KILLS,
