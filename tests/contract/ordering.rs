@@ -203,6 +203,21 @@ fn a_large_program_of_eight_pushers_is_explained_by_some_order() {
     });
 }
 
+/// Operations on up to 60 variables, most of whose accesses are not in their records, mixed with small ones.
+#[test]
+fn operations_on_many_variables_are_explained_by_some_order() {
+    watched(|| {
+        for (seed, kind) in KINDS.into_iter().enumerate() {
+            let shape = Shape { accesses: 60, operations: fewer(2000), ..Shape::default() };
+            serial(&engine(kind, 2), &kind.to_string(), &shape, seed as u64, Watch::EVERYTHING);
+            let shape = Shape { variables: 70, threads: 4, children: true, ..shape };
+            let program = Arc::new(Program::generate(&shape, &mut Random::new(seed as u64)));
+            let history = run(&program, &engine(kind, 2), Watch::EVERYTHING);
+            check_order(&program, &history, &kind.to_string(), seed as u64);
+        }
+    });
+}
+
 /// All operations access the same few variables, so nearly every push conflicts with concurrent ones.
 #[test]
 fn pushes_that_always_conflict_are_explained_by_some_order() {
