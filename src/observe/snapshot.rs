@@ -126,7 +126,9 @@ pub(crate) fn take(core: &Core) -> Dump {
 fn describe(core: &Core, op: &Op<Task>, has_started: bool, running: &HashMap<OpId, String>) -> PendingOp {
     let task = op.task();
     let standings: Vec<Standing> = op.accesses().map(|access| access.standing()).collect();
-    let state = if !standings.is_empty() && standings.iter().all(|&standing| standing == Standing::Done) {
+    // The accesses of an operation that has ended may be gone.
+    let are_gone = standings.len() < op.access_count() as usize;
+    let state = if are_gone || !standings.is_empty() && standings.iter().all(|&standing| standing == Standing::Done) {
         OpState::Ending
     } else if has_started {
         OpState::Running
@@ -164,8 +166,9 @@ pub(super) fn ready_ops(core: &Core) -> Vec<usize> {
     let mut ready = vec![0; core.threads.lanes().len()];
     let pinned = epoch::pin();
     let look = |op: &Op<Task>, _: *mut ()| {
-        let waits = op.accesses().any(|access| access.standing() != Standing::Holds);
-        if let Some(ready) = ready.get_mut(usize::from(op.task().lane)).filter(|_| !waits) {
+        let holding = op.accesses().filter(|access| access.standing() == Standing::Holds).count();
+        let is_ready = holding == op.access_count() as usize;
+        if let Some(ready) = ready.get_mut(usize::from(op.task().lane)).filter(|_| is_ready) {
             *ready += 1;
         }
     };

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     memory::{
-        epoch::{Atomic, Pointer, Shared, unprotected},
+        epoch::{Atomic, Pointer, Shared, Stamp, unprotected},
         pool::RecordSize,
     },
     sync::{
@@ -304,12 +304,22 @@ impl<T> Access<T> {
     #[inline(always)]
     pub(super) fn check(&self) {
         match self.op() {
-            // SAFETY: the access lies in a block, which is alive.
-            Some(op) if op.is_apart() => unsafe { AccessBlock::of(NonNull::from(self), self.index) }.stamp.check(),
-            Some(op) => op.stamp.check(),
+            Some(op) => self.stamp_of(op).check(),
             // SAFETY: the access lies inside its queue, so the queue is alive.
             None => unsafe { self.queue.as_ref() }.stamp.check(),
         }
+    }
+
+    /// Returns the mark of the access's memory. `op` is its operation.
+    #[inline(always)]
+    fn stamp_of<'a>(&'a self, op: &'a Op<T>) -> &'a Stamp {
+        if !op.is_apart() {
+            return &op.stamp;
+        }
+        // SAFETY: (1): the access is not in the record.
+        let block = unsafe { AccessBlock::of(NonNull::from(self), self.index) };
+        // SAFETY: the block is alive as long as the access.
+        unsafe { &(*block.as_ptr()).stamp }
     }
 
     /// Makes the same assertion as [`check`](Self::check) about an operation's record, but without a step that models
@@ -317,9 +327,7 @@ impl<T> Access<T> {
     #[inline(always)]
     fn assert_alive(&self) {
         if let Some(op) = self.op() {
-            // SAFETY: an access that is not in the record lies in a block, which is alive.
-            let block = || unsafe { AccessBlock::of(NonNull::from(self), self.index) };
-            if op.is_apart() { &block().stamp } else { &op.stamp }.assert_alive();
+            self.stamp_of(op).assert_alive();
         }
     }
 

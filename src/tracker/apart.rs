@@ -14,12 +14,12 @@
 //! # Who may touch what
 //!
 //! * A block: threads that reach one of its accesses through a queue, by the rules for accesses; holders of the record;
-//!   and threads that have been pinned since a moment when the record could be found and had a holder, which
-//!   [`accesses`](super::Op::accesses) checks.
+//!   and threads that have been pinned since a moment when the record could be found, if `is_left` is not set.
 //! * The table of blocks: holders, and threads pinned in the same way. The last holder retires it.
 //!
 //! A block is retired after `is_left` is set. A thread that is pinned after a block was retired has acquired what came
-//! before (`memory::epoch`), so it finds `is_left` set. A block that is retired while the thread is pinned stays readable.
+//! before (`memory::epoch`), so it finds `is_left` set. A block that is retired while the thread is pinned stays
+//! readable.
 
 use std::{
     alloc::{Layout, dealloc},
@@ -73,10 +73,10 @@ impl<A> Apart<A> {
             rest -= in_block;
             let accesses = [const { MaybeUninit::<A>::uninit() }; BLOCK];
             let (shares, contents, stamp) = (AtomicU32::new(in_block + 1), UnsafeCell::new(()), Stamp::new());
-            let block = Box::leak(Box::new(AccessBlock { accesses, shares, contents, stamp }));
+            let block = NonNull::from(Box::leak(Box::new(AccessBlock { accesses, shares, contents, stamp })));
             // `AccessBlock::of` finds the block by an address.
-            std::ptr::from_mut(block).expose_provenance();
-            NonNull::from(block)
+            block.as_ptr().expose_provenance();
+            block
         });
         let table = NonNull::from(Box::leak(table.collect::<Box<[_]>>())).cast();
         Self { table, count, blocks: AtomicU32::new(len as u32), is_left: AtomicBool::new(false), stamp: Stamp::new() }
@@ -99,8 +99,8 @@ impl<A> Apart<A> {
         unsafe { (&raw mut (*block.as_ptr()).accesses).cast::<A>().add(index as usize % BLOCK) }
     }
 
-    /// Returns the accesses from this index on that are in the same block. Behind the last access, there are none, nor if
-    /// no holder of the record is left.
+    /// Returns the accesses from this index on that are in the same block. Behind the last access, there are none, nor
+    /// if no holder of the record is left.
     ///
     /// # Safety
     /// 1. The caller is a holder of the record, or has been pinned since a moment when the record could be found, and
@@ -123,7 +123,8 @@ impl<A> Apart<A> {
     /// # Safety
     /// 1. As for [`row`](Self::row).
     unsafe fn table(&self) -> &[NonNull<AccessBlock<A>>] {
-        // Relaxed: a thread that was pinned after a block was retired has acquired the flag (see the head of the module).
+        // Relaxed: a thread that was pinned after a block was retired has acquired the flag (see the head of the
+        // module).
         if self.is_left.load(Relaxed) {
             return &[];
         }
@@ -142,7 +143,7 @@ impl<A> Apart<A> {
         let guard = epoch::pin();
         // SAFETY: (1): the thread is pinned, and the blocks have not been retired.
         let table = unsafe { self.table() };
-        let (memory, layout) = (NonNull::from(table).cast(), Layout::for_value(table));
+        let (memory, layout) = (self.table.cast(), Layout::for_value(table));
         // SAFETY: (1): `new` has allocated the table, and no thread uses it once the epoch has passed.
         let free = self.stamp.killed_by(unsafe { freeing(memory, layout) });
         if !removed(step::LEFT_BEFORE_RETIRED) {
@@ -155,14 +156,20 @@ impl<A> Apart<A> {
                 retired();
             }
         }
-        // SAFETY: (1) and (2): from now on, the closure owns the table, which is plain memory.
+        // SAFETY: (1) and (2) of `retire`: from now on, the closure owns the table, which is plain memory.
         unsafe { guard.retire(free) };
         epoch::retired(layout.size());
     }
 
-    /// Counts a retired block. Returns whether it was the last one; the caller then ends the blocks' share of the record.
-    pub(super) fn count_retired(&self) -> bool {
-        self.blocks.fetch_sub(1, acquire_release(edge::blocks::NONE_LEFT, edge::blocks::RETIRED)) == 1
+    /// Counts a retired block. Returns whether it was the last one; the caller then ends the blocks' share of the
+    /// record.
+    ///
+    /// # Safety
+    /// 1. The record is not reclaimed before the block is counted. It may be during the call.
+    pub(super) unsafe fn count_retired(this: NonNull<Self>) -> bool {
+        // SAFETY: (1). A reference to the atomic, unlike one to the whole, may outlive the record.
+        let blocks = unsafe { &(*this.as_ptr()).blocks };
+        blocks.fetch_sub(1, acquire_release(edge::blocks::NONE_LEFT, edge::blocks::RETIRED)) == 1
     }
 }
 
@@ -170,12 +177,13 @@ impl<A> AccessBlock<A> {
     /// Returns the block of the access at this address and this index.
     ///
     /// # Safety
-    /// 1. The access lies in a block, which is not reclaimed while the result is used.
+    /// 1. The access lies in a block.
     #[inline]
-    pub(super) unsafe fn of<'a>(access: NonNull<A>, index: u32) -> &'a Self {
+    pub(super) unsafe fn of(access: NonNull<A>, index: u32) -> NonNull<Self> {
         let first = access.addr().get() - index as usize % BLOCK * size_of::<A>();
-        // SAFETY: by (1) the access is at its `Apart::place`, in a block whose address `Apart::new` has exposed.
-        unsafe { &*std::ptr::with_exposed_provenance(first) }
+        // SAFETY: by (1) the access is at its `Apart::place`, and a block is not at address zero. `Apart::new` has
+        // exposed its address.
+        unsafe { NonNull::new_unchecked(std::ptr::with_exposed_provenance_mut(first)) }
     }
 
     /// Ends one share. If it is the last one, retires the block and returns `true`.
@@ -190,7 +198,7 @@ impl<A> AccessBlock<A> {
             return false;
         }
         let (free, memory) = (free_block::<A> as unsafe fn(_), block.cast());
-        // SAFETY: (1) and (2): from now on, the closure owns the block, which is plain memory.
+        // SAFETY: (1) and (2) of `retire`: from now on, the closure owns the block, which is plain memory.
         unsafe { epoch::pin().retire(move || free(memory)) };
         epoch::retired(size_of::<Self>());
         true

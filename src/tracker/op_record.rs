@@ -242,8 +242,9 @@ impl<T> Op<T> {
         self.apart().map_or(u32::from(self.inline), Apart::count)
     }
 
-    /// Returns the accesses, sorted by their variables' ids. If they are not in the record, and the record has no holder
-    /// left, there are none. The caller is a holder, or has been pinned since a moment when the record could be found.
+    /// Returns the accesses, sorted by their variables' ids. If they are not in the record, and the record has no
+    /// holder left, there are none. The caller is a holder, or has been pinned since a moment when the record could be
+    /// found.
     #[inline]
     pub fn accesses(&self) -> OwnAccesses<'_, T> {
         self.accesses_from(0)
@@ -486,6 +487,7 @@ impl<T> Drop for Hold<T> {
     #[inline]
     fn drop(&mut self) {
         if self.is_apart() {
+            debug_assert_eq!(self.shares, 1, "the accesses end their own shares");
             // SAFETY: the share belongs to this `Hold`, which ends here.
             return unsafe { end_holder_apart(self.op) };
         }
@@ -555,7 +557,7 @@ unsafe fn end_holder_apart<T>(record: NonNull<Op<T>>) {
 /// 2. The access lies in a block of this record.
 pub(super) unsafe fn end_access_apart<T>(access: NonNull<Access<T>>, record: NonNull<Op<T>>) {
     // SAFETY: (1): the access has a share of its block; (2).
-    let block = NonNull::from(unsafe { AccessBlock::of(access, access.as_ref().index) });
+    let block = unsafe { AccessBlock::of(access, access.as_ref().index) };
     // SAFETY: (1): this is the access's share, which ends once.
     if unsafe { AccessBlock::end_share(block) } {
         // SAFETY: (1): the block was retired here.
@@ -572,7 +574,9 @@ unsafe fn end_block<T>(record: NonNull<Op<T>>) {
     let op = unsafe { alive(record) };
     // To models, a use of the record's head. No holder is left, so no thread uses the task itself.
     let _ = op.shared_task_ptr();
-    if op.apart().is_some_and(Apart::count_retired) {
+    let apart = NonNull::from(op.apart().expect("the record has blocks"));
+    // SAFETY: (1): the block is counted once.
+    if unsafe { Apart::count_retired(apart) } {
         // SAFETY: (1): the blocks' share, which ends once.
         unsafe { end_shares(record, 1) };
     }
@@ -858,8 +862,8 @@ pub(super) unsafe fn retire_record<T>(record: NonNull<Op<T>>) {
 pub struct Room {
     /// The number of bytes.
     pub bytes: usize,
-    /// Whether any task must fit instead, which is rare. This is a flag so that the size is known otherwise when a push is
-    /// compiled.
+    /// Whether any task must fit instead, which is rare. This is a flag so that the size is known otherwise when a push
+    /// is compiled.
     pub any: bool,
 }
 

@@ -61,6 +61,7 @@ fn complete_apart<T>(op: &Op<T>, mut complete: impl FnMut(&Access<T>) -> Spent) 
     for access in op.accesses() {
         pause::at(Point::CompleteBeforeAccess);
         if complete(access) == Spent::Yes {
+            pause::at(Point::CompleteBeforeRetire);
             // SAFETY: the access is spent, the tail is past it, and this call ends the share.
             unsafe { access.share().end() };
         }
