@@ -2,5 +2,6 @@
 
 mod dump;
 mod files;
+mod profiles;
 mod traces;
 mod watchdog;

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::export::{Format, Slice, Track};
+use crate::export::{Format, MARK_PROCESS, Slice, Track};
 
 /// A writer of the JSON format.
 #[derive(Debug, Default)]
@@ -71,6 +71,14 @@ impl Format for Chrome {
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
         // The tools accept a file without the closing bracket, which is missing if the program is killed.
         writeln!(out, "[")
+    }
+
+    fn mark(&mut self, out: &mut dyn Write, mark: &str) -> io::Result<()> {
+        let mark = Json(mark);
+        self.event(
+            out,
+            format_args!(r#"{{"ph":"M","name":"process_name","pid":{MARK_PROCESS},"args":{{"name":{mark}}}}}"#),
+        )
     }
 
     fn track(&mut self, out: &mut dyn Write, track: &Track) -> io::Result<()> {

@@ -16,6 +16,9 @@ pub trait Format {
     /// Writes the beginning of the file.
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()>;
 
+    /// Writes a text that says who has written the file, at its beginning.
+    fn mark(&mut self, out: &mut dyn Write, mark: &str) -> io::Result<()>;
+
     /// Describes a track, before its first slice.
     fn track(&mut self, out: &mut dyn Write, track: &Track) -> io::Result<()>;
 
@@ -31,6 +34,10 @@ impl<F: Format + ?Sized> Format for Box<F> {
         (**self).begin(out)
     }
 
+    fn mark(&mut self, out: &mut dyn Write, mark: &str) -> io::Result<()> {
+        (**self).mark(out, mark)
+    }
+
     fn track(&mut self, out: &mut dyn Write, track: &Track) -> io::Result<()> {
         (**self).track(out, track)
     }
@@ -43,6 +50,9 @@ impl<F: Format + ?Sized> Format for Box<F> {
         (**self).end(out)
     }
 }
+
+/// The number of the process that carries a file's [mark](Format::mark). No engine has it.
+pub(crate) const MARK_PROCESS: u32 = i32::MAX as u32;
 
 /// A row of the timeline.
 #[derive(Clone, Debug)]
@@ -103,6 +113,14 @@ impl<F: Format> Exporter<F> {
             next_arrow: 1,
             streams: HashMap::new(),
         })
+    }
+
+    /// Writes a text that says who has written the file. Called before everything else.
+    ///
+    /// # Errors
+    /// Returns the errors of `out`.
+    pub fn mark(&mut self, out: &mut dyn Write, mark: &str) -> io::Result<()> {
+        self.format.mark(out, mark)
     }
 
     /// Writes the operations kept from the previous trace and keeps the operations of `trace` that are over.

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crate::export::{Format, Slice, Track};
+use crate::export::{Format, MARK_PROCESS, Slice, Track};
 
 /// A writer of packets.
 #[derive(Debug, Default)]
@@ -69,6 +69,19 @@ fn packet(out: &mut dyn Write, fill: impl FnOnce(&mut Message)) -> io::Result<()
     out.write_all(&trace.0)
 }
 
+/// Describes a process, which has a track of this number.
+fn process(out: &mut dyn Write, track: u64, number: u32, name: &str) -> io::Result<()> {
+    packet(out, |packet| {
+        packet.message(60, |descriptor| {
+            descriptor.number(1, track);
+            descriptor.message(3, |process| {
+                process.number(1, u64::from(number));
+                process.bytes(6, name.as_bytes());
+            });
+        });
+    })
+}
+
 /// Returns the number of the track that contains an engine's tracks.
 fn engine_track(engine: u16) -> u64 {
     1 << 32 | u64::from(engine)
@@ -79,18 +92,14 @@ impl Format for Perfetto {
         Ok(())
     }
 
+    fn mark(&mut self, out: &mut dyn Write, mark: &str) -> io::Result<()> {
+        process(out, 1 << 33, MARK_PROCESS, mark)
+    }
+
     fn track(&mut self, out: &mut dyn Write, track: &Track) -> io::Result<()> {
         if self.engines.insert(track.engine) {
             let name = if track.engine == 0 { "other threads".to_owned() } else { format!("engine {}", track.engine) };
-            packet(out, |packet| {
-                packet.message(60, |descriptor| {
-                    descriptor.number(1, engine_track(track.engine));
-                    descriptor.message(3, |process| {
-                        process.number(1, u64::from(track.engine) + 1);
-                        process.bytes(6, name.as_bytes());
-                    });
-                });
-            })?;
+            process(out, engine_track(track.engine), u32::from(track.engine) + 1, &name)?;
         }
         packet(out, |packet| {
             packet.message(60, |descriptor| {
