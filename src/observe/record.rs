@@ -42,6 +42,13 @@ impl Core {
         }
     }
 
+    /// Records that a variable with a name is freed.
+    pub(crate) fn record_freed(&self, variable: u64) {
+        if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {
+            recording.recorder.free_variable(VarId::new(recording.engine, variable));
+        }
+    }
+
     /// Records that the function on this thread is handing over its worker.
     pub(crate) fn record_wait(&self) {
         if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {

@@ -91,11 +91,11 @@ fn write(
     let mut lost = 0;
     loop {
         let is_last = matches!(stop.recv_timeout(INTERVAL), Err(RecvTimeoutError::Disconnected));
-        let trace = recorder.export();
-        lost += trace.lost();
-        exporter.add(&mut file, &trace)?;
+        let export = recorder.export();
+        lost += export.trace.lost();
+        exporter.add(&mut file, export)?;
         if is_last {
-            exporter.end(&mut file, &trace)?;
+            exporter.end(&mut file, recorder.unfinished())?;
             break;
         }
         // Keeps the file up to date, in case the program is killed.

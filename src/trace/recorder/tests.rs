@@ -39,7 +39,7 @@ fn operations_are_kept_until_the_last_profile_has_ended() {
         recorder.end(op, Outcome::Succeeded);
         recorder.stats();
         then(&recorder);
-        recorder.export().ops().len()
+        recorder.export().trace.ops().len()
     };
     recorder.begin_export();
     recorder.begin_export();
