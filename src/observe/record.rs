@@ -92,6 +92,11 @@ pub(crate) fn running_ops(core: &Core) -> HashMap<OpId, String> {
     recording.map(|recording| recording.recorder.running()).unwrap_or_default()
 }
 
+/// Returns a number that changes whenever a function of the engine is called, except by chance.
+pub(super) fn starts(core: &Core) -> u64 {
+    core.recording().map_or(0, |recording| recording.recorder.starts())
+}
+
 /// Returns the time since an operation was pushed. Returns `None` if the engine has no [`Recording`] or if this is
 /// a forked child.
 pub(super) fn age_of(core: &Core, op: OpId) -> Option<Duration> {
@@ -220,6 +225,8 @@ fn tell_start(core: &Core, op: &Op<Task>) {
     if let (Some(id), Some(recording)) = (op.task().op_id(), core.recording()) {
         if recording.is_kept {
             recording.recorder.start(id, place(core, recording, op.task().lane).to_word());
+        } else {
+            recording.recorder.note_start(id);
         }
         tell(core, recording, op, id, |observer, op| observer.started(op));
     }

@@ -326,6 +326,15 @@ impl Recorder {
         self.read(SEARCH_INTERVAL).history.running()
     }
 
+    /// Returns a number that changes whenever a function is called, except by chance.
+    pub(crate) fn starts(&self) -> u64 {
+        let mut state = lock(&self.shared.state);
+        state.take_arrivals(&self.shared);
+        let started = state.rings.iter().map(|ring| ring.shared.last_started());
+        // The factor is odd and otherwise arbitrary, so that a change of several numbers rarely leaves the sum.
+        started.fold(0, |sum, op| sum.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(op))
+    }
+
     /// Returns the time since an operation was pushed.
     pub(crate) fn age(&self, op: OpId) -> Duration {
         self.shared.clock.time(self.shared.clock.now().saturating_sub(ticks_of(op)))
@@ -411,6 +420,11 @@ impl Recorder {
     #[inline]
     pub(crate) fn start(&self, op: OpId, place: PlaceWord) {
         self.write(|writer, now| writer.start(now, op, place));
+    }
+
+    /// Notes that the function of an operation is called on this thread, on an engine that keeps no events.
+    pub(crate) fn note_start(&self, op: OpId) {
+        self.with_writer(|writer| writer.note_start(op));
     }
 
     /// Records that an operation ends on this thread, after its function has returned if it was called.

@@ -109,6 +109,12 @@ impl RingShared {
         None
     }
 
+    /// Returns the number of the last operation whose function the thread has called.
+    pub(super) fn last_started(&self) -> u64 {
+        // Relaxed: only whether it has changed.
+        self.running.op.load(Relaxed)
+    }
+
     /// Returns whether no thread writes any more. If so, the ring holds all that was written.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(acquire(edge::written::SEEN))
@@ -207,6 +213,13 @@ impl Writer {
         }
         self.shared.running.set(op, now, place);
         self.open.set(op);
+    }
+
+    /// Notes that the function of `op` is called, on an engine that keeps no events.
+    #[inline]
+    pub(super) fn note_start(&self, op: OpId) {
+        // Relaxed: read only by `last_started`.
+        self.shared.running.op.store(op.0, Relaxed);
     }
 
     /// Records that `op` ends, after its function has returned if it was called.

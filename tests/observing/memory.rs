@@ -1,13 +1,16 @@
-//! What a recorder keeps of threads, engines and variables that are gone.
+//! What a recorder keeps of threads, engines and variables that are gone, and what observers of an idle engine cost.
 
 #![cfg(target_os = "linux")]
 
 use raddle_testkit as common;
 
-use std::{collections::HashMap, process::Command, thread};
+use std::{collections::HashMap, process::Command, thread, time::Duration};
 
 use common::watched;
-use raddle::{Engine, EngineKind, trace::Recorder};
+use raddle::{
+    Engine, EngineKind,
+    trace::{Recorder, Watchdog},
+};
 
 const MIB: usize = 1 << 20;
 
@@ -101,6 +104,50 @@ fn what_is_gone_takes_no_memory() {
     {
         common::child_succeeds(name);
     }
+}
+
+/// Returns the processor time that the threads of this process have used.
+fn processor_time() -> Duration {
+    let of = |task: &std::path::Path| -> Option<u64> {
+        std::fs::read_to_string(task.join("schedstat")).ok()?.split_whitespace().next()?.parse().ok()
+    };
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    Duration::from_nanos(tasks.filter_map(|task| of(&task.unwrap().path())).sum())
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_many_operations_are_pending() {
+    if !common::is_child() {
+        return;
+    }
+    let path = std::env::temp_dir().join(format!("raddle-idle-{}.pftrace", std::process::id()));
+    let builder = || Engine::builder().workers(1).pin(false);
+    for profiled in [true, false] {
+        let watchdog = Watchdog::new().budget("none", Duration::from_millis(400));
+        let builder = if profiled { builder().profile(&path) } else { builder().watchdog(watchdog) };
+        let engine = builder.build().unwrap();
+        let x = engine.var(0u64);
+        let gate = common::hold(&engine, x.token());
+        for _ in 0..50_000 {
+            engine.op("waits").push(x.write(), |x| *x += 1).unwrap();
+        }
+        // The last pushes have been seen.
+        thread::sleep(Duration::from_secs(3));
+        let before = processor_time();
+        thread::sleep(Duration::from_secs(2));
+        let used = processor_time() - before;
+        assert!(used < Duration::from_millis(100), "{used:?} in 2 s, with a profile: {profiled}");
+        gate.open();
+        engine.wait_for_all().unwrap();
+    }
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn what_is_pending_costs_a_profile_and_a_watchdog_nothing() {
+    common::child_succeeds("in_a_child_many_operations_are_pending");
 }
 
 #[test]
