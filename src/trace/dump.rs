@@ -9,7 +9,7 @@ use std::{
 
 use raddle_trace::{
     AccessMode, OpId,
-    recording::{Json, nearest, short_cycle},
+    recording::{Json, Plain, nearest, short_cycle},
 };
 
 use crate::values::{Name, device::Device};
@@ -431,18 +431,6 @@ impl fmt::Display for Quoted<'_> {
             '\n' => f.write_str("\\n"),
             // Graphviz would copy the character into SVG, which forbids it.
             char if char.is_control() => write!(f, "{}", char::REPLACEMENT_CHARACTER),
-            char => write!(f, "{char}"),
-        })
-    }
-}
-
-/// A name, escaped for display: it can neither begin a line nor control a terminal.
-pub(super) struct Plain<'t>(pub(super) &'t str);
-
-impl fmt::Display for Plain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|char| match char {
-            char if char.is_control() => write!(f, "{}", char.escape_default()),
             char => write!(f, "{char}"),
         })
     }

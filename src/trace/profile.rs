@@ -88,13 +88,15 @@ fn write(
     mut file: BufWriter<ProfileFile>,
     stop: &mpsc::Receiver<()>,
 ) -> io::Result<()> {
-    let mut lost = 0;
+    let (mut lost, mut has_more) = (0, false);
     loop {
-        let is_last = matches!(stop.recv_timeout(INTERVAL), Err(RecvTimeoutError::Disconnected));
-        let export = recorder.export();
+        let pause = if has_more { Duration::ZERO } else { INTERVAL };
+        let is_last = matches!(stop.recv_timeout(pause), Err(RecvTimeoutError::Disconnected));
+        let export;
+        (export, has_more) = recorder.export();
         lost += export.trace.lost();
         exporter.add(&mut file, export)?;
-        if is_last {
+        if is_last && !has_more {
             exporter.end(&mut file, recorder.unfinished())?;
             break;
         }

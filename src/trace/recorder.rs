@@ -53,6 +53,10 @@ const MIN_SLOTS: usize = 16;
 /// The maximum number of slots in a ring: 1 GiB per thread.
 const MAX_SLOTS: usize = 1 << 25;
 
+/// The number of slots of each ring that a profile reads at a time, so that what is to be written takes a few megabytes
+/// even if the rings are full. Not tuned.
+const EXPORTED_SLOTS: usize = 1 << 13;
+
 /// The number of idle rings that a reading keeps. Not tuned: as many as threads may come and go between two readings of
 /// a profile.
 const IDLE_RINGS: usize = 8;
@@ -246,14 +250,19 @@ impl Recorder {
 
     /// Reads the rings, and forgets operations whose ends were lost unless that was done less than `interval` ago.
     fn read(&self, interval: Duration) -> MutexGuard<'_, RecorderState> {
+        self.read_some(interval, usize::MAX).0
+    }
+
+    /// Like [`read`](Self::read), but reads about `limit` slots of each ring at most. Also returns whether more were there.
+    fn read_some(&self, interval: Duration, limit: usize) -> (MutexGuard<'_, RecorderState>, bool) {
         let pending = self.pending_after_losses(interval);
         let mut state = lock(&self.shared.state);
-        state.read(&self.shared);
+        let has_more = state.read(&self.shared, limit);
         if let Some((pending, searched)) = pending {
             state.history.forget_others(&pending, searched);
         }
         state.history.forget_variables(&[]);
-        state
+        (state, has_more)
     }
 
     /// Returns a function that returns whether the engine with a number still exists.
@@ -300,11 +309,13 @@ impl Recorder {
         lock(&self.shared.state).history.end_export();
     }
 
-    /// Returns what a profile has to write.
-    pub(super) fn export(&self) -> Export {
-        let mut export = self.read(SEARCH_INTERVAL).history.export(self.is_open());
+    /// Returns what a profile has to write next, and whether there is more by now.
+    pub(super) fn export(&self) -> (Export, bool) {
+        let (mut state, has_more) = self.read_some(SEARCH_INTERVAL, EXPORTED_SLOTS);
+        let mut export = state.history.export(self.is_open());
+        drop(state);
         lock(&self.shared.names).complete(&mut export.trace);
-        export
+        (export, has_more)
     }
 
     /// Returns the operations that are not over, for the end of a profile.
@@ -592,25 +603,28 @@ impl RecorderState {
         }
     }
 
-    /// Reads all rings and adds their events to the histories.
-    fn read(&mut self, shared: &RecorderShared) {
+    /// Reads all rings and adds their events to the histories. Reads about `limit` slots of each ring at most, and returns
+    /// whether more were there.
+    fn read(&mut self, shared: &RecorderShared, limit: usize) -> bool {
         let clock = &shared.clock;
         // The rings are read one after the other, so an event may be found although an earlier one, in a ring that had
         // already been read, was not. Both are later than `until`, unless a thread was delayed between reading the
         // clock and writing its event. Events later than `until` are therefore held for the next reading.
-        let until = clock.now();
+        let mut until = clock.now();
         // A thread that arrives after this reads the clock later, so its events are later than `until`.
         self.take_arrivals(shared);
         // Relaxed: only a count.
         let (mut events, mut lost) = (std::mem::take(&mut self.held), shared.unheard.swap(0, Relaxed));
-        let mut ended = Vec::new();
+        let (mut ended, mut read_until) = (Vec::new(), until);
         self.rings.retain_mut(|ring| {
             // Checked before the ring is read: a thread that has ended writes no more.
             let is_over = ring.shared.is_over();
             let thread = ring.number;
             // Looked at before the ring is read: if the call has ended by now, the ring holds it, or held it before.
             let running = ring.shared.running().filter(|&(_, ticks, _)| ticks <= until);
-            ring.read(|mut event| {
+            let mut last = 0;
+            let is_empty = ring.read(limit, |mut event| {
+                last = event.ticks;
                 match event.what {
                     // The event has the time at which the end of the operation's predecessor was recorded. The
                     // operation may have been pushed later.
@@ -623,6 +637,11 @@ impl RecorderState {
                 }
                 events.push((thread, event));
             });
+            if !is_empty {
+                // What came later in other rings waits for the rest of this one.
+                read_until = read_until.min(last);
+                return true;
+            }
             // After the events of the ring, of which those with the same time came earlier.
             if let Some((op, ticks, place)) = running {
                 events.push((thread, Event { ticks, op, what: What::Runs(place) }));
@@ -637,6 +656,8 @@ impl RecorderState {
         if lost > 0 {
             self.history.lose(lost);
         }
+        let has_more = read_until < until;
+        until = read_until;
         // The sort is stable: events of one thread, which may have the same time, stay in their order.
         events.sort_by_key(|(_, event)| event.ticks);
         self.held = events.split_off(events.partition_point(|(_, event)| event.ticks <= until));
@@ -650,20 +671,23 @@ impl RecorderState {
             self.history.end_thread(number);
             idle.numbers.push(number);
         }
+        has_more
     }
 }
 
 impl Ring {
-    /// Calls `f` with each event in the ring.
-    fn read(&mut self, mut f: impl FnMut(Event)) {
+    /// Calls `f` with each event in the ring, but not with those behind `limit` slots. Returns whether it has read all.
+    fn read(&mut self, limit: usize, mut f: impl FnMut(Event)) -> bool {
         // Reads only what is there now, so that a busy thread cannot keep the reader in this loop.
         let available = self.slots.slots();
-        let Ok(chunk) = self.slots.read_chunk(available) else { return };
+        let Ok(chunk) = self.slots.read_chunk(available) else { return true };
         let mut slots = chunk.into_iter();
-        // SAFETY: (1): the writer puts only whole events into the ring, and each slot is read once.
-        while let Some(event) = unsafe { recording::read(|| slots.next(), ticks_of, priority_of) } {
+        while available - slots.len() < limit {
+            // SAFETY: (1): the writer puts only whole events into the ring, and each slot is read once.
+            let Some(event) = (unsafe { recording::read(|| slots.next(), ticks_of, priority_of) }) else { break };
             f(event);
         }
+        slots.len() == 0
     }
 }
 
@@ -672,7 +696,7 @@ impl Drop for RecorderShared {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         let arrived = self.arrivals.take().into_iter().map(|arrival| arrival.ring);
-        state.rings.drain(..).chain(arrived).for_each(|mut ring| ring.read(drop));
+        state.rings.drain(..).chain(arrived).for_each(|mut ring| _ = ring.read(usize::MAX, drop));
     }
 }
 

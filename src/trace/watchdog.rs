@@ -2,7 +2,9 @@
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
-use super::dump::{Dump, MAX_STEPS, PendingOp, Plain};
+use raddle_trace::recording::Plain;
+
+use super::dump::{Dump, MAX_STEPS, PendingOp};
 
 /// Watches an engine and reports what takes too long. See [`EngineBuilder::watchdog`](crate::EngineBuilder::watchdog).
 ///

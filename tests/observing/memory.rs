@@ -129,15 +129,16 @@ fn in_a_child_many_operations_are_pending() {
         let engine = builder.build().unwrap();
         let x = engine.var(0u64);
         let gate = common::hold(&engine, x.token());
-        for _ in 0..50_000 {
+        for _ in 0..20_000 {
             engine.op("waits").push(x.write(), |x| *x += 1).unwrap();
         }
-        // The last pushes have been seen.
-        thread::sleep(Duration::from_secs(3));
-        let before = processor_time();
-        thread::sleep(Duration::from_secs(2));
-        let used = processor_time() - before;
-        assert!(used < Duration::from_millis(100), "{used:?} in 2 s, with a profile: {profiled}");
+        // The first times include what it takes to see the pushes.
+        let mut times = (0..6).map(|_| {
+            let before = processor_time();
+            thread::sleep(Duration::from_secs(2));
+            processor_time() - before
+        });
+        assert!(times.any(|used| used < Duration::from_millis(100)), "with a profile: {profiled}");
         gate.open();
         engine.wait_for_all().unwrap();
     }
@@ -158,15 +159,18 @@ fn in_a_child_address_space_is_scarce() {
     }
     let recorder = Recorder::with_capacity(usize::MAX);
     let engine = Engine::builder().workers(1).pin(false).recorder(&recorder).build().unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let threads: Vec<_> = (0..20)
         .map(|_| {
-            let engine = engine.clone();
+            let (engine, sender) = (engine.clone(), sender.clone());
             thread::Builder::new().stack_size(1 << 18).spawn(move || {
                 (0..20).for_each(|_| engine.op("run").push((), |()| {}).unwrap());
+                sender.send(()).unwrap();
                 thread::park();
             })
         })
         .collect();
+    threads.iter().flatten().for_each(|_| receiver.recv().unwrap());
     engine.wait_for_all().unwrap();
     let trace = recorder.take();
     assert!(trace.ops().iter().any(|op| op.name.as_str() == "run"));

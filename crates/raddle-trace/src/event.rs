@@ -15,7 +15,12 @@
 //! operation has at most five accesses, no name and nothing else that makes it take the general way, holds the time as
 //! a distance from the time in the operation's number.
 
-use std::{fmt, panic::Location};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    hash::{BuildHasherDefault, Hasher},
+    panic::Location,
+};
 
 use crate::name::Name;
 
@@ -29,6 +34,30 @@ pub struct OpId(#[doc(hidden)] pub u64);
 impl fmt::Display for OpId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}", self.0)
+    }
+}
+
+/// Maps and sets of operations and variables. Their numbers come from the recorder, so no more than mixing is needed.
+pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
+pub(crate) type IdSet<K> = HashSet<K, BuildHasherDefault<IdHasher>>;
+
+/// The hasher of one number.
+#[derive(Default)]
+pub struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // The factor is odd and otherwise arbitrary. A table uses both the highest and the lowest bits.
+        let mixed = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ mixed >> 32;
     }
 }
 

@@ -1,13 +1,14 @@
 //! Trace files: the code shared by the formats.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
+    fmt::{self, Write as _},
     io::{self, Write},
     time::Duration,
 };
 
 use crate::{
-    event::{OpId, Place},
+    event::{IdMap, IdSet, OpId, Place},
     history::{Export, Trace, TracedOp},
 };
 
@@ -75,10 +76,36 @@ pub struct Slice<'a> {
     pub to: Duration,
     pub category: &'static str,
     /// Names and values shown with the slice.
-    pub notes: &'a [(&'static str, String)],
+    pub notes: &'a Notes,
     /// The numbers of the arrows leading to the slice.
     pub arrows_in: &'a [u64],
     pub arrows_out: &'a [u64],
+}
+
+/// Names and values, in one allocation.
+#[derive(Debug, Default)]
+pub struct Notes {
+    text: String,
+    /// The names, each with where its value ends in the text.
+    ends: Vec<(&'static str, usize)>,
+}
+
+impl Notes {
+    /// Adds a value that `write` writes, unless that is empty.
+    fn add(&mut self, name: &'static str, write: impl FnOnce(&mut String) -> fmt::Result) {
+        let start = self.text.len();
+        // A string takes everything.
+        let _ = write(&mut self.text);
+        if self.text.len() > start {
+            self.ends.push((name, self.text.len()));
+        }
+    }
+
+    /// Returns the names and values.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let mut start = 0;
+        self.ends.iter().map(move |&(name, end)| (name, &self.text[std::mem::replace(&mut start, end)..end]))
+    }
 }
 
 /// A writer of the operations in one or more of a recorder's traces, in the order in which the traces were taken.
@@ -90,8 +117,8 @@ pub struct Exporter<F> {
     held: Vec<Held>,
     /// The arrows leading to operations not yet written, keyed by the operations at their ends and at their starts. The
     /// latter may have been written.
-    arrows_in: HashMap<OpId, HashMap<OpId, u64>>,
-    arrows_out: HashMap<OpId, Vec<u64>>,
+    arrows_in: IdMap<OpId, Vec<(OpId, u64)>>,
+    arrows_out: IdMap<OpId, Vec<u64>>,
     next_arrow: u64,
     /// The end of the last operation on each stream. The next operation there is drawn after it.
     streams: HashMap<Place, Duration>,
@@ -104,7 +131,7 @@ type TrackKey = (bool, Place, u32);
 #[derive(Debug)]
 struct Held {
     op: TracedOp,
-    notes: Vec<(&'static str, String)>,
+    notes: Notes,
     /// The track of each of its runs.
     tracks: Vec<Track>,
     /// Its track among those of streams.
@@ -122,8 +149,8 @@ impl<F: Format> Exporter<F> {
             format,
             tracks: HashMap::new(),
             held: Vec::new(),
-            arrows_in: HashMap::new(),
-            arrows_out: HashMap::new(),
+            arrows_in: IdMap::default(),
+            arrows_out: IdMap::default(),
             next_arrow: 1,
             streams: HashMap::new(),
         })
@@ -147,14 +174,12 @@ impl<F: Format> Exporter<F> {
     /// Returns the errors of `out`.
     pub fn add(&mut self, out: &mut dyn Write, export: Export) -> io::Result<()> {
         let Export { mut trace, ended, depends_on, forgotten } = export;
-        let mut unwritten: HashSet<OpId> = self.held.iter().map(|held| held.op.id).collect();
+        let mut unwritten: IdSet<OpId> = self.held.iter().map(|held| held.op.id).collect();
         unwritten.extend(ended);
         unwritten.extend(trace.ops.iter().map(|op| op.id));
-        for op in &trace.ops {
-            self.number_arrows(op.id, &op.depends_on, &unwritten);
-        }
-        for (op, before) in &depends_on {
-            self.number_arrows(*op, before, &unwritten);
+        if !unwritten.is_empty() {
+            trace.ops.iter().for_each(|op| self.number_arrows(op.id, &op.depends_on, &unwritten));
+            depends_on.iter().for_each(|(op, before)| self.number_arrows(*op, before, &unwritten));
         }
         for op in &forgotten {
             self.arrows_in.remove(op);
@@ -167,14 +192,14 @@ impl<F: Format> Exporter<F> {
     }
 
     /// Gives numbers to the arrows that lead to `op` from operations that are not yet written.
-    fn number_arrows(&mut self, op: OpId, depends_on: &[OpId], unwritten: &HashSet<OpId>) {
+    fn number_arrows(&mut self, op: OpId, depends_on: &[OpId], unwritten: &IdSet<OpId>) {
         for before in depends_on.iter().filter(|before| unwritten.contains(before)) {
-            self.arrows_in.entry(op).or_default().entry(*before).or_insert_with(|| {
-                let arrow = self.next_arrow;
+            let arrows = self.arrows_in.entry(op).or_default();
+            if arrows.iter().all(|(known, _)| known != before) {
+                arrows.push((*before, self.next_arrow));
+                self.arrows_out.entry(*before).or_default().push(self.next_arrow);
                 self.next_arrow += 1;
-                self.arrows_out.entry(*before).or_default().push(arrow);
-                arrow
-            });
+            }
         }
     }
 
@@ -197,7 +222,7 @@ impl<F: Format> Exporter<F> {
         let on_gpu = op.gpu_lane().filter(|_| op.returned.is_some() && op.ended.is_some());
         let tracks = op.runs.iter().map(|run| self.track(out, trace, false, run.place)).collect::<io::Result<_>>()?;
         let stream = on_gpu.map(|place| self.track(out, trace, true, place)).transpose()?;
-        let notes = if op.runs.is_empty() { Vec::new() } else { notes(trace, &op) };
+        let notes = if op.runs.is_empty() { Notes::default() } else { notes(trace, &op) };
         Ok(Held { op, notes, tracks, stream })
     }
 
@@ -269,24 +294,30 @@ impl<F: Format> Exporter<F> {
 }
 
 /// Returns the names and values shown with an operation.
-fn notes(trace: &Trace, op: &TracedOp) -> Vec<(&'static str, String)> {
-    let variables = |write: bool| {
+fn notes(trace: &Trace, op: &TracedOp) -> Notes {
+    let mut notes = Notes { text: String::with_capacity(256), ends: Vec::with_capacity(8) };
+    let variables = |text: &mut String, write: bool| {
         let named = op.accesses.iter().filter(|(_, mode)| mode.is_write() == write);
-        named.map(|&(variable, _)| trace.variable(variable)).collect::<Vec<_>>().join(", ")
+        named.enumerate().try_for_each(|(index, &(variable, _))| {
+            text.push_str(if index == 0 { "" } else { ", " });
+            match trace.names.get(&variable) {
+                Some(name) => text.write_str(name.as_str()),
+                None => write!(text, "{variable}"),
+            }
+        })
     };
-    let time = |time: Duration| format!("{time:?}");
-    let notes = [
-        ("pushed at", Some(op.location.to_string())),
-        ("reads", Some(variables(false))),
-        ("mutates", Some(variables(true))),
-        ("waited for operations", op.ready.map(|ready| time(ready.saturating_sub(op.pushed)))),
-        ("waited for a worker", op.queued().map(time)),
-        ("priority", (op.priority != 0).then(|| op.priority.to_string())),
-        ("outcome", op.outcome.map(|outcome| format!("{outcome:?}"))),
-        ("from push to end", op.took().map(time)),
-    ];
-    let noted = |(name, note): (&'static str, Option<String>)| Some((name, note.filter(|note| !note.is_empty())?));
-    notes.into_iter().filter_map(noted).collect()
+    let optional = |text: &mut String, time: Option<Duration>| time.map_or(Ok(()), |time| write!(text, "{time:?}"));
+    notes.add("pushed at", |text| write!(text, "{}", op.location));
+    notes.add("reads", |text| variables(text, false));
+    notes.add("mutates", |text| variables(text, true));
+    notes.add("waited for operations", |text| optional(text, op.ready.map(|ready| ready.saturating_sub(op.pushed))));
+    notes.add("waited for a worker", |text| optional(text, op.queued()));
+    if op.priority != 0 {
+        notes.add("priority", |text| write!(text, "{}", op.priority));
+    }
+    notes.add("outcome", |text| op.outcome.map_or(Ok(()), |outcome| write!(text, "{outcome:?}")));
+    notes.add("from push to end", |text| optional(text, op.took()));
+    notes
 }
 
 impl Trace {

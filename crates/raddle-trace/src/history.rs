@@ -1,7 +1,7 @@
 //! Histories of operations, assembled from their events.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     fmt,
     panic::Location,
     sync::Arc,
@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    event::{AccessMode, Event, OpId, Outcome, Place, PushEvent, VarId, What},
+    event::{AccessMode, Event, IdMap, IdSet, OpId, Outcome, Place, PushEvent, VarId, What},
     name::Name,
     op_stats::Collected,
 };
@@ -130,7 +130,7 @@ pub struct Trace {
     pub ops: Vec<TracedOp>,
     pub(super) threads: Arc<Vec<ThreadName>>,
     pub(super) engines: Arc<Vec<EngineInfo>>,
-    pub(super) names: HashMap<VarId, Name>,
+    pub(super) names: IdMap<VarId, Name>,
     pub(super) lost: u64,
 }
 
@@ -239,7 +239,7 @@ pub struct EngineInfo {
 /// rings and histories.
 #[derive(Debug, Default)]
 pub struct VarNames {
-    names: HashMap<VarId, Name>,
+    names: IdMap<VarId, Name>,
     /// The freed variables, in the order in which they were freed.
     freed: VecDeque<VarId>,
     /// The size of the names of freed variables.
@@ -297,7 +297,7 @@ pub struct History {
     /// The engines that were gone when this was last asked.
     gone_engines: Vec<u16>,
     /// The operations that are not over.
-    open: HashMap<OpId, TracedOp>,
+    open: IdMap<OpId, TracedOp>,
     /// Operations that are over, kept for the program.
     ended: KeptOps,
     /// Whether the program takes traces.
@@ -306,7 +306,7 @@ pub struct History {
     to_export: Changes,
     /// The number of profiles being written.
     exports: usize,
-    variables: HashMap<VarId, Variable>,
+    variables: IdMap<VarId, Variable>,
     /// The number of variables that were left when those without an operation were last forgotten.
     used_variables: usize,
     /// The number of events that were lost or that belong to operations whose pushes were lost.
@@ -363,20 +363,25 @@ struct Changes {
     /// Operations that have started.
     started: Vec<OpId>,
     /// Operations that have ended and are not over. Kept until they are.
-    ended: HashSet<OpId>,
+    ended: IdSet<OpId>,
     /// Operations that were forgotten.
     forgotten: Vec<OpId>,
     /// Variables to whose operations something has happened.
-    variables: HashSet<VarId>,
+    variables: IdSet<VarId>,
     /// For each variable, the operations that have not started, in the order of their pushes, and whether each mutates
     /// it. Kept until they start or end.
-    waiting: HashMap<VarId, BTreeMap<OpId, bool>>,
+    waiting: IdMap<VarId, VecDeque<(OpId, bool)>>,
 }
 
 impl Changes {
     fn pushed(&mut self, op: &TracedOp) {
         for &(variable, mode) in &op.accesses {
-            *self.waiting.entry(variable).or_default().entry(op.id).or_default() |= mode.is_write();
+            let waiting = self.waiting.entry(variable).or_default();
+            // Several threads may push at the same time.
+            match waiting.binary_search_by_key(&op.id, |waiting| waiting.0) {
+                Ok(at) => waiting[at].1 |= mode.is_write(),
+                Err(at) => waiting.insert(at, (op.id, mode.is_write())),
+            }
             self.variables.insert(variable);
         }
     }
@@ -385,10 +390,7 @@ impl Changes {
     fn no_longer_waits(&mut self, op: &TracedOp) {
         for (variable, _) in &op.accesses {
             if let Some(waiting) = self.waiting.get_mut(variable) {
-                waiting.remove(&op.id);
-                if waiting.is_empty() {
-                    self.waiting.remove(variable);
-                }
+                waiting.binary_search_by_key(&op.id, |waiting| waiting.0).ok().map(|at| waiting.remove(at));
             }
         }
     }
@@ -604,26 +606,27 @@ impl History {
         op.is_over = true;
         self.stats.add(&op);
         self.to_export.ended.remove(&op.id);
-        if self.exports > 0 && !self.to_export.over.keep(op.clone()) {
-            self.lost_to_export += 1;
-        }
-        if self.is_kept && !self.ended.keep(op) {
-            self.lost += 1;
-        }
+        let is_exported = self.exports > 0;
+        let kept = (self.is_kept && is_exported).then(|| op.clone());
+        let (to_take, to_export) =
+            if is_exported { (kept, Some(op)) } else { (Some(op).filter(|_| self.is_kept), None) };
+        self.lost += u64::from(to_take.is_some_and(|op| !self.ended.keep(op)));
+        self.lost_to_export += u64::from(to_export.is_some_and(|op| !self.to_export.over.keep(op)));
     }
 
     /// Forgets the variables whose last operations are neither open nor kept nor among the `taken` ones, which no
     /// trace can show any more, once there are so many that their number is worth it.
     pub fn forget_variables(&mut self, taken: &[TracedOp]) {
-        if self.variables.len() <= 2 * self.used_variables + MAX_UNUSED {
+        if self.variables.len().max(self.to_export.waiting.len()) <= 2 * self.used_variables + MAX_UNUSED {
             return;
         }
+        self.to_export.waiting.retain(|_, waiting| !waiting.is_empty());
         let over = self.ended.ops.iter().chain(&self.to_export.over.ops).chain(taken);
-        let over: HashSet<OpId> = over.map(|op| op.id).collect();
+        let over: IdSet<OpId> = over.map(|op| op.id).collect();
         let is_kept = |op: &OpId| self.open.contains_key(op) || over.contains(op);
         self.variables.retain(|_, variable| variable.readers.iter().chain(&variable.writer).any(is_kept));
         self.variables.shrink_to(2 * self.variables.len());
-        self.used_variables = self.variables.len();
+        self.used_variables = self.variables.len().max(self.to_export.waiting.len());
     }
 
     /// Forgets open operations whose ends were lost: those pushed before a search but not among the `pending`
@@ -735,7 +738,7 @@ impl History {
             let Some(waiting) = self.to_export.waiting.get(variable) else { continue };
             let Some(last) = self.variables.get(variable) else { continue };
             let mut follows_readers = !last.readers.is_empty();
-            for (&op, &is_write) in waiting.iter().take(MAX_READERS) {
+            for &(op, is_write) in waiting.iter().take(MAX_READERS) {
                 if is_write {
                     let before = if follows_readers { last.readers.clone() } else { Vec::from_iter(last.writer) };
                     expected.push((op, before));
@@ -754,7 +757,7 @@ impl History {
         ops.iter_mut().flat_map(|op| &mut op.runs).filter(|run| run.to == Duration::MAX).for_each(|run| run.to = last);
         ops.sort_by_key(|op| (op.pushed, op.id));
         let (threads, engines) = (Arc::clone(&self.threads), Arc::clone(&self.engines));
-        Trace { ops, threads, engines, names: HashMap::new(), lost }
+        Trace { ops, threads, engines, names: IdMap::default(), lost }
     }
 }
 

@@ -35,6 +35,7 @@ pub mod recording {
         export::{Exporter, Format},
         graph::{nearest, short_cycle},
         history::{EngineInfo, Export, History, VarNames},
+        name::Plain,
         op_stats::OpTable,
         perfetto::Perfetto,
     };

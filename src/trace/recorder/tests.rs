@@ -9,7 +9,7 @@ fn starts(recorder: &Recorder) -> Vec<(OpId, bool)> {
     let mut state = lock(&recorder.shared.state);
     state.take_arrivals(&recorder.shared);
     for ring in &mut state.rings {
-        ring.read(|event| found.push((event.op, matches!(event.what, What::Started(_)))));
+        ring.read(usize::MAX, |event| found.push((event.op, matches!(event.what, What::Started(_)))));
     }
     found
 }
@@ -39,7 +39,7 @@ fn operations_are_kept_until_the_last_profile_has_ended() {
         recorder.end(op, Outcome::Succeeded);
         recorder.stats();
         then(&recorder);
-        recorder.export().trace.ops().len()
+        recorder.export().0.trace.ops().len()
     };
     recorder.begin_export();
     recorder.begin_export();
