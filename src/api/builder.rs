@@ -391,8 +391,10 @@ impl EngineBuilder {
     ///
     /// [`ShutdownError::Profile`]: crate::error::ShutdownError::Profile
     ///
-    /// A separate thread writes to the file every few milliseconds. If a thread pushes and runs more than about 40,000
-    /// operations in that time, some are missing from the file, and a warning is logged. If the program has also set a
+    /// A separate thread writes to the file every few milliseconds. It keeps up with some 100,000 operations a second, or
+    /// with more if it has a core for itself ([figures](crate::guide::seeing#cost)). If there are more for so long that a
+    /// thread pushes and runs about 40,000 operations that are not yet written, some are missing from the file, and a
+    /// warning is logged. If the program has also set a
     /// [`recorder`](Self::recorder), the profile is read from the recorder's rings, whose size determines how many
     /// operations fit; the program can still take the recorder's own trace.
     ///

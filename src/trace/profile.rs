@@ -21,8 +21,8 @@ use crate::{
     system::panics,
 };
 
-/// The time between two readings of the rings. Unless the program has set its own recorder, a thread can push and run
-/// some 40,000 operations in this time without losing events. Not tuned.
+/// The time between two readings of the rings, unless there is more to read. Unless the program has set its own recorder,
+/// a thread can push and run some 40,000 operations in this time without losing events. Not tuned.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// A trace that is being written.

@@ -74,7 +74,7 @@ fn started(id: u32) -> Option<u64> {
 }
 
 /// What was found at a path.
-enum Found {
+enum FoundFile {
     /// A file that may be written, and is empty now.
     Free(File),
     /// A profile of this process.
@@ -88,10 +88,10 @@ impl ProfileFile {
     /// there, or with the number of this process if another process that is still there has. An existing file that is
     /// not a profile is overwritten only if `may_overwrite`.
     pub(super) fn open(path: &Path, may_overwrite: bool) -> io::Result<Self> {
-        let (added, first) = match Found::at(path, may_overwrite)? {
-            Found::Free(file) => return Ok(Self { file, path: path.to_owned() }),
-            Found::Ours => (String::new(), 2),
-            Found::Theirs => (format!("-{}", std::process::id()), 1),
+        let (added, first) = match FoundFile::at(path, may_overwrite)? {
+            FoundFile::Free(file) => return Ok(Self { file, path: path.to_owned() }),
+            FoundFile::Ours => (String::new(), 2),
+            FoundFile::Theirs => (format!("-{}", std::process::id()), 1),
         };
         for number in numbers(first) {
             let number = if number == 1 { String::new() } else { format!("-{number}") };
@@ -102,8 +102,8 @@ impl ProfileFile {
                 name.push(extension);
             }
             let derived = path.with_file_name(name);
-            let file = match Found::at(&derived, false) {
-                Ok(Found::Free(file)) => file,
+            let file = match FoundFile::at(&derived, false) {
+                Ok(FoundFile::Free(file)) => file,
                 Ok(_) => continue,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
@@ -134,7 +134,7 @@ fn numbers(first: u32) -> impl Iterator<Item = u32> {
     (first..=IN_ORDER).chain(std::iter::repeat_with(|| NEXT.fetch_add(1, Relaxed)))
 }
 
-impl Found {
+impl FoundFile {
     fn at(path: &Path, may_overwrite: bool) -> io::Result<Self> {
         let is_special = fs::metadata(path).is_ok_and(|found| !found.is_file());
         let mut options = File::options();

@@ -114,7 +114,7 @@ pub struct Exporter<F> {
     format: F,
     tracks: HashMap<TrackKey, Track>,
     /// Operations not yet written, because the next trace may show that others depend on them.
-    held: Vec<Held>,
+    held: Vec<UnwrittenOp>,
     /// The arrows leading to operations not yet written, keyed by the operations at their ends and at their starts. The
     /// latter may have been written.
     arrows_in: IdMap<OpId, Vec<(OpId, u64)>>,
@@ -129,7 +129,7 @@ type TrackKey = (bool, Place, u32);
 
 /// An operation that is not yet written, with what its trace says about it.
 #[derive(Debug)]
-struct Held {
+struct UnwrittenOp {
     op: TracedOp,
     notes: Notes,
     /// The track of each of its runs.
@@ -218,16 +218,16 @@ impl<F: Format> Exporter<F> {
         out.flush()
     }
 
-    fn held(&mut self, out: &mut dyn Write, trace: &Trace, op: TracedOp) -> io::Result<Held> {
+    fn held(&mut self, out: &mut dyn Write, trace: &Trace, op: TracedOp) -> io::Result<UnwrittenOp> {
         let on_gpu = op.gpu_lane().filter(|_| op.returned.is_some() && op.ended.is_some());
         let tracks = op.runs.iter().map(|run| self.track(out, trace, false, run.place)).collect::<io::Result<_>>()?;
         let stream = on_gpu.map(|place| self.track(out, trace, true, place)).transpose()?;
         let notes = if op.runs.is_empty() { Notes::default() } else { notes(trace, &op) };
-        Ok(Held { op, notes, tracks, stream })
+        Ok(UnwrittenOp { op, notes, tracks, stream })
     }
 
-    fn write(&mut self, out: &mut dyn Write, held: &Held) -> io::Result<()> {
-        let Held { op, notes, tracks, stream } = held;
+    fn write(&mut self, out: &mut dyn Write, held: &UnwrittenOp) -> io::Result<()> {
+        let UnwrittenOp { op, notes, tracks, stream } = held;
         let arrows_in = self.arrows_in.remove(&op.id).unwrap_or_default();
         let arrows_out = self.arrows_out.remove(&op.id).unwrap_or_default();
         // Other arrows were expected, but lead to nothing. The list of an operation that has run is sorted.

@@ -303,7 +303,7 @@ pub struct History {
     /// Whether the program takes traces.
     pub is_kept: bool,
     /// What is kept for a profile.
-    to_export: Changes,
+    to_export: ToExport,
     /// The number of profiles being written.
     exports: usize,
     variables: IdMap<VarId, Variable>,
@@ -358,7 +358,7 @@ impl KeptOps {
 
 /// What has changed since a profile was last written.
 #[derive(Default)]
-struct Changes {
+struct ToExport {
     over: KeptOps,
     /// Operations that have started.
     started: Vec<OpId>,
@@ -373,7 +373,7 @@ struct Changes {
     waiting: IdMap<VarId, VecDeque<(OpId, bool)>>,
 }
 
-impl Changes {
+impl ToExport {
     fn pushed(&mut self, op: &TracedOp) {
         for &(variable, mode) in &op.accesses {
             let waiting = self.waiting.entry(variable).or_default();
@@ -702,7 +702,7 @@ impl History {
     pub fn end_export(&mut self) {
         self.exports -= 1;
         if self.exports == 0 {
-            self.to_export = Changes::default();
+            self.to_export = ToExport::default();
         }
     }
 

@@ -123,9 +123,9 @@ impl std::fmt::Display for Plain<'_> {
         }
         let escaped = self.0.chars().fold(String::new(), |mut text, char| {
             if char.is_control() {
-                text.extend(char.escape_default())
+                text.extend(char.escape_default());
             } else {
-                text.push(char)
+                text.push(char);
             }
             text
         });
