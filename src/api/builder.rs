@@ -2,7 +2,9 @@
 
 use std::{
     cell::LazyCell,
-    env, fmt,
+    env,
+    ffi::OsString,
+    fmt,
     path::PathBuf,
     sync::{Arc, OnceLock},
 };
@@ -135,7 +137,7 @@ impl fmt::Debug for Observers {
 
 impl EngineBuilder {
     /// Sets the kind of engine. Default: the value of the environment variable `RADDLE_ENGINE`, or
-    /// [`PerDevice`](EngineKind::PerDevice) if that is unset. A kind set here always takes precedence over the
+    /// [`PerDevice`](EngineKind::PerDevice) if that is unset or blank. A kind set here always takes precedence over the
     /// environment.
     ///
     /// ```
@@ -373,13 +375,26 @@ impl EngineBuilder {
     /// of [Perfetto](https://ui.perfetto.dev). Perfetto displays both. The last part of the trace is written when the
     /// engine ends, so a program should drop its engine or shut it down before exiting. An
     /// [asynchronous](crate::Engine::shutdown_async) shutdown does not wait for the file; the drop of the last handle
-    /// does. If several of a program's engines write profiles to the same path, the later engines add a number to the
-    /// file name.
+    /// does.
     ///
-    /// Default: the value of the environment variable `RADDLE_PROFILE`, or no profile if that is unset or empty.
+    /// If an engine of this process has written a profile to the file, whatever its path, a number is added to the file
+    /// name. If another process has, and is still there, the number of this process is added, and a warning says so
+    /// once; so a child process that inherits `RADDLE_PROFILE` leaves its parent's profile alone. Another file at `path`
+    /// is overwritten. A pipe must have a reader.
     ///
-    /// A separate thread writes to the file every few milliseconds. If a thread pushes and runs more than about 40,000
-    /// operations in that time, some are missing from the file, and a warning is logged. If the program has also set a
+    /// Default: the value of the environment variable `RADDLE_PROFILE`, or no profile if that is unset or blank. With
+    /// the variable, an existing file that is not a profile is not overwritten, and [`build`](Self::build) returns an
+    /// error.
+    ///
+    /// If the file cannot be written later, for instance because the disk is full, the profile ends, an error is
+    /// logged, and [`shutdown`](crate::Engine::shutdown) returns [`ShutdownError::Profile`].
+    ///
+    /// [`ShutdownError::Profile`]: crate::error::ShutdownError::Profile
+    ///
+    /// A separate thread writes to the file every few milliseconds. It keeps up with some 100,000 operations a second, or
+    /// with more if it has a core for itself ([figures](crate::guide::seeing#cost)). If there are more for so long that a
+    /// thread pushes and runs about 40,000 operations that are not yet written, some are missing from the file, and a
+    /// warning is logged. If the program has also set a
     /// [`recorder`](Self::recorder), the profile is read from the recorder's rings, whose size determines how many
     /// operations fit; the program can still take the recorder's own trace.
     ///
@@ -494,13 +509,10 @@ impl EngineBuilder {
     /// is not a number, if the recorder was made before this process was forked, if a profile cannot be written, or if
     /// a thread cannot be started.
     pub fn build(self) -> Result<Engine, BuildError> {
-        let kind = match (self.kind, env::var("RADDLE_ENGINE")) {
+        let kind = match (self.kind, variable("RADDLE_ENGINE")) {
             (Some(kind), _) => kind,
-            (None, Ok(name)) => name.parse()?,
-            (None, Err(env::VarError::NotPresent)) => EngineKind::default(),
-            (None, Err(env::VarError::NotUnicode(name))) => {
-                return Err(BuildError::UnknownEngine(name.to_string_lossy().into_owned()));
-            }
+            (None, Some(name)) => name.to_string_lossy().parse()?,
+            (None, None) => EngineKind::default(),
         };
         let cores = cores_here();
         // Found out only if it is needed, since that reads files.
@@ -546,12 +558,12 @@ impl EngineBuilder {
             seed => seed,
         };
         let shuffler = seed.filter(|_| kind != EngineKind::Naive).map(|seed| Arc::new(Shuffler::new(seed)));
-        let from_environment = || env::var_os("RADDLE_PROFILE").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let profile = self.profile.or_else(from_environment);
+        let is_asked_for = self.profile.is_some();
+        let profile = self.profile.or_else(|| variable("RADDLE_PROFILE").map(PathBuf::from));
         let recording = Recording::new(
             self.recorder,
             self.observers.0,
-            profile.as_deref(),
+            profile.as_deref().map(|path| (path, is_asked_for)),
             self.watchdog.is_some() || shuffler.is_some(),
             threads.engine(),
             |name, main| threads.spawn_aside(name, main),
@@ -580,11 +592,14 @@ impl EngineBuilder {
     }
 }
 
-/// Returns the value of `RADDLE_SHUFFLE` if it is set and nonempty.
+/// Returns the value of an environment variable, unless it is unset or blank, which all of them take for the same.
+fn variable(name: &str) -> Option<OsString> {
+    env::var_os(name).filter(|value| !value.to_string_lossy().trim().is_empty())
+}
+
+/// Returns the value of `RADDLE_SHUFFLE` if it is set.
 fn seed_from_environment() -> Result<Option<u64>, BuildError> {
-    let value = env::var_os("RADDLE_SHUFFLE").unwrap_or_default().to_string_lossy().into_owned();
-    if value.trim().is_empty() {
-        return Ok(None);
-    }
-    value.trim().parse().map(Some).map_err(|_| BuildError::InvalidSeed(value))
+    let Some(value) = variable("RADDLE_SHUFFLE") else { return Ok(None) };
+    let value = value.to_string_lossy();
+    value.trim().parse().map(Some).map_err(|_| BuildError::InvalidSeed(value.into_owned()))
 }

@@ -139,6 +139,9 @@ pub enum ShutdownError {
     /// This is a forked child of the process that built the engine and has none of the engine's threads. The call has
     /// no effect.
     Forked,
+    /// The engine has ended, but its [profile](crate::EngineBuilder::profile) at this path is incomplete, for this
+    /// reason: the file could not be written.
+    Profile(PathBuf, String),
 }
 
 impl fmt::Display for ShutdownError {
@@ -153,6 +156,9 @@ impl fmt::Display for ShutdownError {
             ),
             Self::ThreadsLeft(names) => {
                 write!(f, "no operation is running, but threads had not ended at the deadline: {}", names.join(", "))
+            }
+            Self::Profile(path, error) => {
+                write!(f, "the engine has ended, but its profile {} is incomplete: {error}", path.display())
             }
         }
     }

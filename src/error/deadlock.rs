@@ -2,6 +2,8 @@
 
 use std::{fmt, panic::Location, sync::Arc};
 
+use raddle_trace::recording::Plain;
+
 use crate::values::Name;
 
 /// An operation's name and push location.
@@ -79,22 +81,28 @@ impl fmt::Display for Deadlock {
             return write!(f, "the operation would wait for itself; {ADVICE}");
         };
         match &parts.waiting {
-            Some((name, location)) => write!(f, "operation `{name}` pushed at {location} would wait for ")?,
+            Some((name, location)) => {
+                let name = Plain(name.as_str());
+                write!(f, "operation `{name}` pushed at {location} would wait for ")?;
+            }
             None => f.write_str("the caller would wait for ")?,
         }
         match &parts.awaited {
             Awaited::Operation((name, location)) => {
+                let name = Plain(name.as_str());
                 write!(
                     f,
                     "operation `{name}` pushed at {location}, which cannot start until the waiting code returns; {ADVICE}"
                 )
             }
             Awaited::Variable(name) => {
+                let name = Plain(name.as_str());
                 write!(f, "variable `{name}`, which is not released until the waiting code returns; {ADVICE}")
             }
             Awaited::Member((name, location)) => write!(
                 f,
-                "several operations, one of which, `{name}` pushed at {location}, cannot end until the waiting code returns; {ADVICE}"
+                "several operations, one of which, `{}` pushed at {location}, cannot end until the waiting code returns; {ADVICE}",
+                Plain(name.as_str())
             ),
             Awaited::All => write!(f, "all operations of its engine; {ADVICE}"),
         }

@@ -19,6 +19,8 @@ use super::{
     failures::{FailurePlace, Failures},
     wait::WaitError,
 };
+use raddle_trace::recording::Plain;
+
 use crate::{
     system::panics::{self, Payload},
     values::Name,
@@ -361,8 +363,8 @@ impl fmt::Display for OpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut error = self;
         loop {
-            let (name, location) = (error.name(), error.location());
-            if name.is_empty() {
+            let (name, location) = (Plain(error.name()), error.location());
+            if error.name().is_empty() {
                 write!(f, "the operation pushed at {location} failed: ")?;
             } else {
                 write!(f, "operation `{name}` pushed at {location} failed: ")?;

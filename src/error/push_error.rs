@@ -2,6 +2,8 @@
 
 use std::{error::Error, fmt, panic::Location};
 
+use raddle_trace::recording::Plain;
+
 use crate::values::{Name, device::Device, property::Property};
 
 pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked process; build another engine here";
@@ -233,11 +235,11 @@ impl fmt::Display for RefusedAccess {
         let location = self.location();
         match self.operation() {
             "" => write!(f, "the operation pushed at {location}")?,
-            name => write!(f, "operation `{name}` pushed at {location}")?,
+            name => write!(f, "operation `{}` pushed at {location}", Plain(name))?,
         }
         match self.variable() {
             "" => write!(f, " names variable {} of type `{}`", self.0.id, self.0.type_name),
-            name => write!(f, " names variable `{name}`"),
+            name => write!(f, " names variable `{}`", Plain(name)),
         }
     }
 }

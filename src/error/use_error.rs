@@ -2,6 +2,8 @@
 
 use std::{error::Error, fmt, panic::Location};
 
+use raddle_trace::recording::Plain;
+
 use super::deadlock::Pushed;
 use crate::values::Name;
 
@@ -105,10 +107,11 @@ impl fmt::Display for UseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let UseDetails { kind, variable, location, user, other } = &*self.0;
         match user {
-            Some((name, pushed)) => write!(f, "operation `{name}` pushed at {pushed}")?,
+            Some((name, pushed)) => write!(f, "operation `{}` pushed at {pushed}", Plain(name.as_str()))?,
             None if cfg!(debug_assertions) => f.write_str("code outside operations")?,
             None => f.write_str("code")?,
         }
+        let variable = Plain(variable.as_str());
         write!(f, " uses the value guarded by variable `{variable}` at {location}, ")?;
         match kind {
             UseErrorKind::Undeclared if user.is_some() => {
@@ -121,7 +124,9 @@ impl fmt::Display for UseError {
             UseErrorKind::InUse => f.write_str("but it is already in use; name the variable in both pushes")?,
         }
         match other {
-            Some((name, pushed)) => write!(f, "; it was last used by operation `{name}` pushed at {pushed}"),
+            Some((name, pushed)) => {
+                write!(f, "; it was last used by operation `{}` pushed at {pushed}", Plain(name.as_str()))
+            }
             None => Ok(()),
         }
     }

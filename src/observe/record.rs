@@ -42,6 +42,13 @@ impl Core {
         }
     }
 
+    /// Records that a variable with a name is freed.
+    pub(crate) fn record_freed(&self, variable: u64) {
+        if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {
+            recording.recorder.free_variable(VarId::new(recording.engine, variable));
+        }
+    }
+
     /// Records that the function on this thread is handing over its worker.
     pub(crate) fn record_wait(&self) {
         if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {
@@ -83,6 +90,11 @@ pub(crate) fn watch(core: &Arc<Core>, watchdog: Watchdog) -> io::Result<()> {
 pub(crate) fn running_ops(core: &Core) -> HashMap<OpId, String> {
     let recording = core.recording().filter(|recording| recording.is_kept);
     recording.map(|recording| recording.recorder.running()).unwrap_or_default()
+}
+
+/// Returns a number that changes whenever a function of the engine is called, except by chance.
+pub(super) fn starts(core: &Core) -> u64 {
+    core.recording().map_or(0, |recording| recording.recorder.starts())
 }
 
 /// Returns the time since an operation was pushed. Returns `None` if the engine has no [`Recording`] or if this is
@@ -212,6 +224,8 @@ fn tell_start(core: &Core, op: &Op<Task>) {
     if let (Some(id), Some(recording)) = (op.task().op_id(), core.recording()) {
         if recording.is_kept {
             recording.recorder.start(id, place(core, recording, op.task().lane).to_word());
+        } else {
+            recording.recorder.note_start(id);
         }
         tell(core, recording, op, id, |observer, op| observer.started(op));
     }

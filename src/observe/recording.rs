@@ -3,6 +3,7 @@
 use std::{cell::Cell, io, path::Path, sync::Arc};
 
 use crate::{
+    error::build::ShutdownError,
     op::no_wait::{self, NoWait},
     sync::{Mutex, lock, mpsc, thread_static},
     system::panics,
@@ -40,11 +41,12 @@ pub(crate) fn is_observing() -> bool {
 
 impl Recording {
     /// Returns the recording of an engine that has a `recorder`, `observers` or a profile path, or whose operations
-    /// need numbers for another purpose. Returns `None` for any other engine. `spawn` starts the profile's thread.
+    /// need numbers for another purpose. Returns `None` for any other engine. The profile comes with whether it may
+    /// overwrite a file that is not a profile. `spawn` starts its thread.
     pub(crate) fn new(
         recorder: Option<Recorder>,
         observers: Vec<Arc<dyn Observer>>,
-        profile: Option<&Path>,
+        profile: Option<(&Path, bool)>,
         needs_numbers: bool,
         engine: u64,
         spawn: impl FnOnce(String, Box<dyn FnOnce() + Send>) -> io::Result<()>,
@@ -62,7 +64,8 @@ impl Recording {
         let recorder = recorder.unwrap_or_else(|| {
             if is_kept { Recorder::with_capacity(PROFILED_BYTES) } else { Recorder::with_capacity(0) }
         });
-        let profile = profile.map(|path| Profile::begin(&recorder, path, spawn)).transpose()?;
+        let begin = |(path, may_overwrite)| Profile::begin(&recorder, path, may_overwrite, spawn);
+        let profile = profile.map(begin).transpose()?;
         Ok(Some(Box::new(Self { recorder, is_kept, observers, profile, watchdog: Mutex::new(None), engine })))
     }
 
@@ -75,6 +78,12 @@ impl Recording {
     pub(crate) fn end(&self) {
         drop(lock(&self.watchdog).take());
         self.profile.iter().for_each(Profile::end);
+    }
+
+    /// Returns why the profile could not be written, if so.
+    pub(crate) fn profile_error(&self) -> Option<ShutdownError> {
+        let (path, error) = self.profile.as_ref()?.error()?;
+        Some(ShutdownError::Profile(path.to_owned(), error.to_owned()))
     }
 
     /// Whether events are recorded, and no observer is notified.

@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     device::gpus::FIRST_LANE,
-    engine::core::Core,
+    engine::core::{Core, Live},
     memory::{epoch, pool},
     notify::{
         pending::{PendingOps, Ticket},
@@ -187,15 +187,38 @@ pub(crate) fn lane_name(core: &Core, lane: u8) -> String {
 
 impl RecordedEngine for Core {
     fn each_pending(&self, found: &mut dyn FnMut(OpId)) {
-        if self.is_forked() {
-            return;
-        }
-        let pinned = epoch::pin();
-        let look = |op: &Op<Task>, _: *mut ()| op.task().op_id().into_iter().for_each(&mut *found);
-        // SAFETY: (1): only pushes and the functions that start operations set these marks, on records whose tasks are
-        // filled.
-        unsafe { each_marked(&pinned, [self.mark(), self.started_mark()], look) };
+        each_pending(self, |op, _| found(op));
     }
+}
+
+/// Calls `found` with each pending operation that has a number, and with whether its function was called.
+pub(super) fn each_pending(core: &Core, mut found: impl FnMut(OpId, bool)) {
+    if core.is_forked() {
+        return;
+    }
+    let pinned = epoch::pin();
+    let started = core.started_mark();
+    let look = |op: &Op<Task>, mark: *mut ()| op.task().op_id().into_iter().for_each(|id| found(id, mark == started));
+    // SAFETY: (1): only pushes and the functions that start operations set these marks, on records whose tasks are
+    // filled.
+    unsafe { each_marked(&pinned, [core.mark(), started], look) };
+}
+
+/// What changes when an operation is pushed, starts or ends, or a thread begins or ends a wait.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Changes {
+    pub(super) ended: u64,
+    pub(super) pending: u64,
+    pub(super) starts: u64,
+    /// The numbers of the waits.
+    pub(super) waits: Vec<u64>,
+}
+
+/// Returns the present [`Changes`], at a cost that does not depend on how many operations are pending.
+pub(super) fn changes(core: &Core) -> Changes {
+    let (ended, pending) = core.live().map(Live::totals).unwrap_or_default();
+    let waits = waiters().of_engine(cycles::engine(core)).iter().map(|thread| thread.number).collect();
+    Changes { ended, pending, starts: record::starts(core), waits }
 }
 
 /// Returns the name of a variable, or its number if it has none.

@@ -386,6 +386,11 @@ impl VarCell {
         // SAFETY: the field is not used after this (2).
         let core = ManuallyDrop::into_inner(unsafe { core.read() });
         // SAFETY: the cell lives until `dispose` below has run `free`.
+        let (name, queue) = unsafe { (&(*cell.as_ptr()).name, &(*cell.as_ptr()).queue) };
+        if name.get().is_some() {
+            core.record_freed(queue.id());
+        }
+        // SAFETY: the cell lives until `dispose` below has run `free`.
         let fault = unsafe { &raw const (*cell.as_ptr()).state.fault };
         // SAFETY: (1) and (2): no operation uses the field any more, on a device or not.
         drop(unsafe { fault.read() });

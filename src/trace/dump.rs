@@ -9,7 +9,7 @@ use std::{
 
 use raddle_trace::{
     AccessMode, OpId,
-    recording::{Json, nearest, short_cycle},
+    recording::{Json, Plain, nearest, short_cycle},
 };
 
 use crate::values::{Name, device::Device};
@@ -234,6 +234,26 @@ impl Dump {
         nearest(self.ops.len(), &[op], waits_for, |op| waits_for(op).is_empty())
     }
 
+    /// Returns, for each operation, one that waits for nothing and for which it waits, directly or through others, if
+    /// there is one: the nearest, or the operation itself.
+    pub(crate) fn causes(&self) -> Vec<Option<usize>> {
+        let behind = self.behind();
+        let mut causes = vec![None; self.ops.len()];
+        let mut found: Vec<usize> = (0..self.ops.len()).filter(|&op| self.ops[op].waits_for.is_empty()).collect();
+        found.iter().for_each(|&op| causes[op] = Some(op));
+        let mut next = 0;
+        while let Some(&at) = found.get(next) {
+            for &later in &behind[at] {
+                if causes[later].is_none() {
+                    causes[later] = causes[at];
+                    found.push(later);
+                }
+            }
+            next += 1;
+        }
+        causes
+    }
+
     /// Returns how many operations wait for `op`, directly or through others.
     #[must_use]
     pub fn held_up_by(&self, op: usize) -> usize {
@@ -416,18 +436,6 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// A name, escaped for display: it can neither begin a line nor control a terminal.
-pub(super) struct Plain<'t>(pub(super) &'t str);
-
-impl fmt::Display for Plain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|char| match char {
-            char if char.is_control() => write!(f, "{}", char.escape_default()),
-            char => write!(f, "{char}"),
-        })
-    }
-}
-
 /// Returns `op`, followed by the operations that wait for it, directly or through others, nearest first.
 fn held_up(behind: &[Vec<usize>], op: usize) -> Vec<usize> {
     let (mut seen, mut found, mut next) = (HashSet::from([op]), vec![op], 0);
@@ -442,7 +450,7 @@ fn held_up(behind: &[Vec<usize>], op: usize) -> Vec<usize> {
 const MAX_STARTS: usize = 64;
 
 /// The maximum number of steps printed between the first and the last step of a chain.
-const MAX_STEPS: usize = 10;
+pub(super) const MAX_STEPS: usize = 10;
 
 /// The maximum number of operations printed; the others are only counted.
 const MAX_PRINTED: usize = 100;

@@ -14,6 +14,7 @@
 pub(crate) mod dump;
 pub(crate) mod observer;
 pub(crate) mod profile;
+mod profile_file;
 pub(crate) mod recorder;
 pub(crate) mod stats;
 #[cfg(test)]

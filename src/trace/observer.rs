@@ -135,8 +135,8 @@ impl ObservedOp<'_> {
     /// Returns where the calling thread takes this step of the operation: on a worker of the engine, on the thread of a
     /// GPU lane, or on another thread. In [`started`](Observer::started), this is where the function runs.
     ///
-    /// Another thread is identified by the number that the engine's recorder has assigned to it, as in the recorder's
-    /// traces.
+    /// Another thread is identified by the number of its ring in the engine's recorder. It has this number in the
+    /// recorder's traces, too, unless it has taken over the ring of a thread that has ended.
     #[must_use]
     pub fn place(&self) -> Place {
         self.details.place()

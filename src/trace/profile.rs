@@ -1,12 +1,10 @@
 //! Profiles: traces that a thread writes to a file while the engine runs.
 
 use std::{
-    collections::HashMap,
-    fs::File,
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
     sync::{
-        LazyLock,
+        Arc, OnceLock,
         mpsc::{self, RecvTimeoutError},
     },
     time::Duration,
@@ -14,14 +12,17 @@ use std::{
 
 use raddle_trace::recording::{Chrome, Exporter, Format, Perfetto};
 
-use super::recorder::Recorder;
+use super::{
+    profile_file::{ProcessName, ProfileFile},
+    recorder::Recorder,
+};
 use crate::{
     sync::{Mutex, lock},
     system::panics,
 };
 
-/// The time between two readings of the rings. Unless the program has set its own recorder, a thread can push and run
-/// some 40,000 operations in this time without losing events. Not tuned.
+/// The time between two readings of the rings, unless there is more to read. Unless the program has set its own recorder,
+/// a thread can push and run some 40,000 operations in this time without losing events. Not tuned.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// A trace that is being written.
@@ -29,78 +30,74 @@ const INTERVAL: Duration = Duration::from_millis(5);
 pub(crate) struct Profile {
     /// The sender, whose drop tells the thread to write the rest and end.
     stop: Mutex<Option<mpsc::Sender<()>>>,
+    path: PathBuf,
+    /// Why the file could not be written, if so.
+    error: Arc<OnceLock<String>>,
 }
 
 impl Profile {
-    /// Starts writing what `recorder` records to the file at `path`, in Chrome's format if the name ends in `.json` and
-    /// otherwise in Perfetto's. If this process has already written a profile there, a number is added to the name.
-    /// `spawn` starts the thread and sees to it that the thread is joined.
+    /// Starts writing what `recorder` records to the file at `path`, or to one with a [similar name](ProfileFile::open),
+    /// in Chrome's format if the name ends in `.json` and otherwise in Perfetto's. `spawn` starts the thread and sees to
+    /// it that the thread is joined.
     pub(crate) fn begin(
         recorder: &Recorder,
         path: &Path,
+        may_overwrite: bool,
         spawn: impl FnOnce(String, Box<dyn FnOnce() + Send>) -> io::Result<()>,
     ) -> io::Result<Self> {
-        let path = unused(path);
-        let file = BufWriter::new(File::create(&path)?);
-        let format: Box<dyn Format + Send> = if path.extension().is_some_and(|extension| extension == "json") {
-            Box::new(Chrome::default())
-        } else {
-            Box::new(Perfetto::default())
-        };
+        let file = ProfileFile::open(path, may_overwrite)?;
+        let path = file.path.clone();
+        let format: Box<dyn Format + Send> =
+            if file.is_chrome() { Box::new(Chrome::default()) } else { Box::new(Perfetto::default()) };
+        let mut file = BufWriter::new(file);
+        let mut exporter = Exporter::begin(format, &mut file)?;
+        exporter.mark(&mut file, &ProcessName::current().to_string())?;
+        file.flush()?;
         recorder.begin_export();
         let (sender, receiver) = mpsc::channel();
-        let shared = recorder.clone();
+        let (shared, error) = (recorder.clone(), Arc::new(OnceLock::new()));
+        let (path_of_thread, error_of_thread) = (path.clone(), Arc::clone(&error));
         let write = move || {
-            let written = write(&shared, format, file, &receiver);
+            let written = write(&shared, exporter, file, &receiver);
             shared.end_export();
             if let Err(error) = written {
-                panics::log!(Error, "raddle: the profile {} could not be written: {error}", path.display());
+                let path = path_of_thread.display();
+                let error = error_of_thread.get_or_init(|| error.to_string());
+                panics::log!(Error, "raddle: the profile {path} could not be written: {error}");
             }
         };
         spawn("raddle-profile".to_owned(), Box::new(write)).inspect_err(|_| recorder.end_export())?;
-        Ok(Self { stop: Mutex::new(Some(sender)) })
+        Ok(Self { stop: Mutex::new(Some(sender)), path, error })
     }
 
     /// Tells the thread to write the rest of the trace and end. Does not wait for it, since the caller may not block.
     pub(crate) fn end(&self) {
         drop(lock(&self.stop).take());
     }
-}
 
-/// Returns `path`, with a number added to its name if this process has used it before.
-fn unused(path: &Path) -> PathBuf {
-    static USED: LazyLock<Mutex<HashMap<PathBuf, u32>>> = LazyLock::new(Mutex::default);
-    let mut used = lock(&USED);
-    let times = used.entry(path.to_owned()).or_insert(0);
-    *times += 1;
-    if *times == 1 {
-        return path.to_owned();
+    /// Returns the path of the file, and why it could not be written, if so.
+    pub(crate) fn error(&self) -> Option<(&Path, &str)> {
+        Some((&self.path, self.error.get()?))
     }
-    let mut name = path.file_stem().unwrap_or_default().to_owned();
-    name.push(format!("-{times}"));
-    if let Some(extension) = path.extension() {
-        name.push(".");
-        name.push(extension);
-    }
-    path.with_file_name(name)
 }
 
 /// Writes the profile until the sender of `stop` is dropped.
 fn write(
     recorder: &Recorder,
-    format: Box<dyn Format + Send>,
-    mut file: BufWriter<File>,
+    mut exporter: Exporter<Box<dyn Format + Send>>,
+    mut file: BufWriter<ProfileFile>,
     stop: &mpsc::Receiver<()>,
 ) -> io::Result<()> {
-    let mut exporter = Exporter::begin(format, &mut file)?;
-    let mut lost = 0;
+    let (mut lost, mut has_more) = (0, false);
     loop {
-        let is_last = matches!(stop.recv_timeout(INTERVAL), Err(RecvTimeoutError::Disconnected));
-        let trace = recorder.export();
-        lost += trace.lost();
-        exporter.add(&mut file, &trace)?;
-        if is_last {
-            exporter.end(&mut file, &trace)?;
+        let pause = if has_more { Duration::ZERO } else { INTERVAL };
+        let is_last = matches!(stop.recv_timeout(pause), Err(RecvTimeoutError::Disconnected));
+        let export;
+        (export, has_more) = recorder.export();
+        lost += export.trace.lost();
+        exporter.add(&mut file, export)?;
+        if is_last && !has_more {
+            exporter.end(&mut file, recorder.unfinished())?;
             break;
         }
         // Keeps the file up to date, in case the program is killed.

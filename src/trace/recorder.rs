@@ -6,7 +6,11 @@
 //! * The reading ends and the histories not yet taken: the holder of the lock.
 //!
 //! A writing thread waits for no lock and allocates nothing, except that its first event creates its ring, which the next
-//! reader finds among the arrivals. If the ring is full, the event is only counted.
+//! reader finds among the arrivals, or takes over that of a thread that has ended: so there are as many rings as there
+//! have been threads at a time, until the next reading frees most of those that are idle. If the ring is full, or there
+//! is no memory for one, the event is only counted.
+//!
+//! The names of variables and the list of engines have locks of their own, held for moments.
 //!
 //! The start of a function is not written by itself if the next event on its thread is the end of the operation: one
 //! event then holds both. Until then, a reader finds the start beside the ring.
@@ -26,14 +30,15 @@ use rtrb::{Consumer, RingBuffer};
 use raddle_trace::{
     OpId, OpStats, Outcome, Trace, VarId,
     recording::{
-        self, AccessWord, EngineInfo, Event, History, MAX_ACCESSES, PlaceWord, PushHead, RingSlot, Short, What,
+        self, AccessWord, EngineInfo, Event, Export, History, MAX_ACCESSES, PlaceWord, PushHead, RingSlot, Short,
+        VarNames, What,
     },
 };
 
-use super::writers::{self, RingShared, Writer};
+use super::writers::{self, IdleRings, RingShared, Writer};
 use crate::{
     scheduler::priority_of,
-    sync::{Mutex, arrivals::Arrivals, lock, process::ProcessMark, try_lock},
+    sync::{Mutex, MutexGuard, arrivals::Arrivals, lock, process::ProcessMark, try_lock},
     system::clock::TraceClock,
     values::Name,
 };
@@ -42,8 +47,22 @@ use crate::{
 /// thread.
 const SLOTS: usize = 1 << 16;
 
-/// The number of bits of an operation's number that identify the thread that pushed it; the bits above hold the time. A
-/// recorder's engines are expected to have fewer threads at a time than these bits can distinguish.
+/// The minimum number of slots in a ring.
+const MIN_SLOTS: usize = 16;
+
+/// The maximum number of slots in a ring: 1 GiB per thread.
+const MAX_SLOTS: usize = 1 << 25;
+
+/// The number of slots of each ring that a profile reads at a time, so that what is to be written takes a few megabytes
+/// even if the rings are full. Not tuned.
+const EXPORTED_SLOTS: usize = 1 << 13;
+
+/// The number of idle rings that a reading keeps. Not tuned: as many as threads may come and go between two readings of
+/// a profile.
+const IDLE_RINGS: usize = 8;
+
+/// The number of bits of an operation's number that identify the ring of the thread that pushed it; the bits above hold
+/// the time. A recorder's engines are expected to have fewer threads at a time than these bits can distinguish.
 const THREAD_BITS: u32 = 12;
 const MAX_THREADS: usize = 1 << THREAD_BITS;
 
@@ -68,8 +87,10 @@ const TICKS_BITS: u32 = 4;
 /// An engine receives a recorder when it is [built](crate::EngineBuilder::recorder). Several engines may share one.
 /// Clones are handles to the same recorder.
 ///
-/// Each thread writes to its own ring and never waits for another thread; its first event allocates the ring. Events that do
-/// not fit into a full ring are lost; the trace states [how many](Trace::lost). A long-running program should take the
+/// Each thread writes to its own ring and never waits for another thread; its first event allocates the ring, or takes
+/// over that of a thread that has ended. Events that do not fit into a full ring are lost; the trace states [how
+/// many](Trace::lost). So are those of a thread for whose ring there is no memory, and, once 256 MiB of operations that
+/// have ended wait for the program to take them, operations that end later. A long-running program should take the
 /// trace periodically, or let [`EngineBuilder::profile`](crate::EngineBuilder::profile) write it to a file.
 ///
 /// ```
@@ -102,13 +123,16 @@ struct RecorderShared {
     process: ProcessMark,
     slots: usize,
     clock: TraceClock,
-    /// The number of threads that have received a new number.
-    threads: AtomicUsize,
+    /// The number of rings that have received a new number.
+    numbers: AtomicUsize,
+    idle: Arc<Mutex<IdleRings>>,
     /// The threads whose first events came after the last reading.
     arrivals: Arrivals<Arrival>,
     state: Mutex<RecorderState>,
-    /// Never locked at the same time as `state`.
-    engines: Mutex<Vec<Weak<dyn RecordedEngine>>>,
+    /// Locked after `state`, if at the same time. No engine is dropped under the lock.
+    engines: Mutex<Vec<(u16, Weak<dyn RecordedEngine>)>>,
+    /// Locked after `state`, if at the same time.
+    names: Mutex<VarNames>,
     /// The number of the last operation pushed by a thread without a number.
     last_op: AtomicU64,
     /// The number of events on threads that are ending and no longer have a ring.
@@ -138,7 +162,7 @@ struct RecorderState {
 #[derive(Debug)]
 struct Ring {
     slots: Consumer<RingSlot>,
-    thread: u16,
+    number: u16,
     shared: Arc<RingShared>,
 }
 
@@ -162,7 +186,8 @@ impl Recorder {
         Self::with_slots(SLOTS)
     }
 
-    /// Returns a recorder with room for `bytes` of events on each thread.
+    /// Returns a recorder with room for `bytes` of events on each thread, of which 1 GiB is the maximum. A thread for
+    /// which there is less memory gets a smaller ring.
     ///
     /// A push takes 64 bytes, and 32 more for every four accesses beyond the first two. Without a name, a property, a
     /// handle and a group, it takes 32 bytes with one access and 64 bytes with two to four, provided that the engine
@@ -177,7 +202,7 @@ impl Recorder {
     /// ```
     #[must_use]
     pub fn with_capacity(bytes: usize) -> Self {
-        Self::with_slots((bytes / size_of::<RingSlot>()).max(16))
+        Self::with_slots((bytes / size_of::<RingSlot>()).clamp(MIN_SLOTS, MAX_SLOTS))
     }
 
     fn with_slots(slots: usize) -> Self {
@@ -190,10 +215,12 @@ impl Recorder {
                 process: ProcessMark::current(),
                 slots,
                 clock: TraceClock::new(),
-                threads: AtomicUsize::new(0),
+                numbers: AtomicUsize::new(0),
+                idle: Arc::default(),
                 arrivals: Arrivals::default(),
                 state: Mutex::default(),
                 engines: Mutex::default(),
+                names: Mutex::default(),
                 last_op: AtomicU64::new(0),
                 unheard: AtomicU64::new(0),
             }),
@@ -211,14 +238,39 @@ impl Recorder {
     #[must_use]
     pub fn take(&self) -> Trace {
         if self.is_foreign() {
-            return History::default().take();
+            return History::default().take(|_| true);
         }
-        let pending = self.pending_after_losses(Duration::ZERO);
-        let mut state = lock(&self.shared.state);
+        let mut state = self.read(Duration::ZERO);
         state.history.is_kept = true;
-        state.read(&self.shared);
-        state.forget_others(pending);
-        state.history.take()
+        let mut trace = state.history.take(self.is_open());
+        drop(state);
+        lock(&self.shared.names).complete(&mut trace);
+        trace
+    }
+
+    /// Reads the rings, and forgets operations whose ends were lost unless that was done less than `interval` ago.
+    fn read(&self, interval: Duration) -> MutexGuard<'_, RecorderState> {
+        self.read_some(interval, usize::MAX).0
+    }
+
+    /// Like [`read`](Self::read), but reads about `limit` slots of each ring at most. Also returns whether more were there.
+    fn read_some(&self, interval: Duration, limit: usize) -> (MutexGuard<'_, RecorderState>, bool) {
+        let pending = self.pending_after_losses(interval);
+        let mut state = lock(&self.shared.state);
+        let has_more = state.read(&self.shared, limit);
+        if let Some((pending, searched)) = pending {
+            state.history.forget_others(&pending, searched);
+        }
+        state.history.forget_variables(&[]);
+        (state, has_more)
+    }
+
+    /// Returns a function that returns whether the engine with a number still exists.
+    fn is_open(&self) -> impl Fn(u16) -> bool + use<> {
+        let mut engines = lock(&self.shared.engines);
+        engines.retain(|(_, engine)| engine.strong_count() > 0);
+        let open: HashSet<u16> = engines.iter().map(|(number, _)| *number).collect();
+        move |number| open.contains(&number)
     }
 
     /// Whether this is a forked child of the process that made the recorder. The child must not take its locks.
@@ -237,14 +289,9 @@ impl Recorder {
         }
         state.searched = Some(Instant::now());
         drop(state);
-        let mut engines = lock(&self.shared.engines);
-        engines.retain(|engine| engine.strong_count() > 0);
-        let engines: Vec<Arc<dyn RecordedEngine>> = {
-            let open = engines.iter().filter_map(Weak::upgrade).collect();
-            // An engine whose last reference is dropped here must not find the lock held.
-            drop(engines);
-            open
-        };
+        // An engine whose last reference is dropped here does not find the lock held.
+        let engines: Vec<Arc<dyn RecordedEngine>> =
+            lock(&self.shared.engines).iter().filter_map(|(_, engine)| engine.upgrade()).collect();
         let now = self.shared.clock.time(self.shared.clock.now());
         let mut pending = HashSet::new();
         engines.iter().for_each(|engine| engine.each_pending(&mut |op| _ = pending.insert(op)));
@@ -262,28 +309,41 @@ impl Recorder {
         lock(&self.shared.state).history.end_export();
     }
 
-    /// Returns the same as [`take`](Self::take), for a profile.
-    pub(super) fn export(&self) -> Trace {
-        let pending = self.pending_after_losses(SEARCH_INTERVAL);
-        let mut state = lock(&self.shared.state);
-        state.read(&self.shared);
-        state.forget_others(pending);
-        state.history.export()
+    /// Returns what a profile has to write next, and whether there is more by now.
+    pub(super) fn export(&self) -> (Export, bool) {
+        let (mut state, has_more) = self.read_some(SEARCH_INTERVAL, EXPORTED_SLOTS);
+        let mut export = state.history.export(self.is_open());
+        drop(state);
+        lock(&self.shared.names).complete(&mut export.trace);
+        (export, has_more)
+    }
+
+    /// Returns the operations that are not over, for the end of a profile.
+    pub(super) fn unfinished(&self) -> Trace {
+        let mut trace = lock(&self.shared.state).history.unfinished();
+        lock(&self.shared.names).complete(&mut trace);
+        trace
     }
 
     /// Returns the statistics of all operations that have ended since the recorder's creation, and the number of events
     /// lost since then.
     pub(crate) fn stats(&self) -> (Vec<OpStats>, u64) {
-        let mut state = lock(&self.shared.state);
-        state.read(&self.shared);
+        let state = self.read(SEARCH_INTERVAL);
         (state.history.stats.sorted(), state.history.all_lost)
     }
 
     /// Returns the operations whose functions are running, and where.
     pub(crate) fn running(&self) -> HashMap<OpId, String> {
+        self.read(SEARCH_INTERVAL).history.running()
+    }
+
+    /// Returns a number that changes whenever a function is called, except by chance.
+    pub(crate) fn starts(&self) -> u64 {
         let mut state = lock(&self.shared.state);
-        state.read(&self.shared);
-        state.history.running()
+        state.take_arrivals(&self.shared);
+        let started = state.rings.iter().map(|ring| ring.shared.last_started());
+        // The factor is odd and otherwise arbitrary, so that a change of several numbers rarely leaves the sum.
+        started.fold(0, |sum, op| sum.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(op))
     }
 
     /// Returns the time since an operation was pushed.
@@ -298,13 +358,19 @@ impl Recorder {
 
     /// Adds an engine, whose events carry its number.
     pub(crate) fn add_engine(&self, info: EngineInfo, engine: Weak<dyn RecordedEngine>) {
-        lock(&self.shared.state).history.add_engine(info);
-        lock(&self.shared.engines).push(engine);
+        let (number, is_open) = (info.number, self.is_open());
+        lock(&self.shared.state).history.add_engine(info, is_open);
+        lock(&self.shared.engines).push((number, engine));
     }
 
     /// Records the name of a variable.
     pub(crate) fn name_variable(&self, variable: VarId, name: Name) {
-        lock(&self.shared.state).history.name_variable(variable, name);
+        lock(&self.shared.names).add(variable, name);
+    }
+
+    /// Records that a variable with a name is freed.
+    pub(crate) fn free_variable(&self, variable: VarId) {
+        lock(&self.shared.names).free(variable);
     }
 
     /// Records that the calling thread is about to push an operation and returns a number for the operation.
@@ -367,6 +433,11 @@ impl Recorder {
         self.write(|writer, now| writer.start(now, op, place));
     }
 
+    /// Notes that the function of an operation is called on this thread, on an engine that keeps no events.
+    pub(crate) fn note_start(&self, op: OpId) {
+        self.with_writer(|writer| writer.note_start(op));
+    }
+
     /// Records that an operation ends on this thread, after its function has returned if it was called.
     #[inline]
     pub(crate) fn end(&self, op: OpId, outcome: Outcome) {
@@ -395,7 +466,7 @@ impl Recorder {
     /// Returns the number of the calling thread.
     #[inline]
     pub(crate) fn thread(&self) -> u16 {
-        self.with_writer(|writer| writer.thread).unwrap_or(0)
+        self.with_writer(|writer| writer.ring).unwrap_or(0)
     }
 
     /// Calls `f` with the writer of the calling thread and the current time, which the writer keeps.
@@ -430,30 +501,36 @@ impl Recorder {
     #[cold]
     #[inline(never)]
     fn new_writer(&self) -> Writer {
-        let thread = self.new_thread();
-        // A thread without a number gets a ring without slots, so all its events are counted as lost.
-        let (slots, consumer) = RingBuffer::new(thread.map_or(0, |_| self.shared.slots));
-        let thread = thread.unwrap_or(NO_NUMBER);
-        let shared = Arc::new(RingShared::default());
-        let ring = Ring { slots: consumer, thread, shared: Arc::clone(&shared) };
-        let name = std::thread::current().name().map(str::to_owned);
-        self.shared.arrivals.add(Arrival { name, ring });
-        Writer::new(self.shared.number, thread, slots, shared)
-    }
-
-    /// Returns a number for the calling thread. If none is left, returns the number of a thread that has ended, unless
-    /// there is no such thread or another thread is reading the rings.
-    fn new_thread(&self) -> Option<u16> {
-        let next = |number: usize| (number < max_threads()).then_some(number + 1);
-        // Relaxed: the numbers need only be distinct.
-        if let Ok(number) = self.shared.threads.fetch_update(Relaxed, Relaxed, next) {
-            return u16::try_from(number).ok();
+        let shared = &*self.shared;
+        let mut number = None;
+        if let Some(mut idle) = try_lock(&shared.idle) {
+            if let Some(writer) = idle.take(shared.number, &shared.idle) {
+                return writer;
+            }
+            number = idle.numbers.pop();
         }
-        let mut state = try_lock(&self.shared.state)?;
-        // Threads may have ended since the rings were read.
-        state.read(&self.shared);
-        state.history.reuse_thread()
+        let number = number.or_else(|| shared.new_number());
+        // A ring without a number has no slots, so all its events are counted as lost.
+        let (slots, consumer) = RingBuffer::new(number.map_or(0, |_| slots_that_fit(shared.slots)));
+        let number = number.unwrap_or(NO_NUMBER);
+        let ring_shared = Arc::new(RingShared::default());
+        let ring = Ring { slots: consumer, number, shared: Arc::clone(&ring_shared) };
+        let name = std::thread::current().name().map(str::to_owned);
+        shared.arrivals.add(Arrival { name, ring });
+        Writer::new(shared.number, number, slots, ring_shared, Arc::clone(&shared.idle))
     }
+}
+
+/// Returns the number of slots of a ring that leaves memory for others: `slots`, or, if there is little address space,
+/// half as many or less.
+fn slots_that_fit(mut slots: usize) -> usize {
+    /// The number of slots for which there must be memory, so that a quarter of it may be used. Not tuned: 64 MiB.
+    const ROOM: usize = 1 << 21;
+    let fits = |slots: usize| Vec::<RingSlot>::new().try_reserve_exact((4 * slots).max(ROOM)).is_ok();
+    while slots >= MIN_SLOTS && !fits(slots) {
+        slots /= 2;
+    }
+    if slots < MIN_SLOTS { 0 } else { slots }
 }
 
 /// Returns the time at which an operation was pushed, rounded down.
@@ -472,6 +549,14 @@ fn first_op_at(now: u64) -> u64 {
 }
 
 impl RecorderShared {
+    /// Returns a number that no ring has had, if one is left.
+    fn new_number(&self) -> Option<u16> {
+        let next = |number: usize| (number < max_threads()).then_some(number + 1);
+        // Relaxed: the numbers need only be distinct.
+        let number = self.numbers.fetch_update(Relaxed, Relaxed, next).ok()?;
+        u16::try_from(number).ok()
+    }
+
     /// Returns a number for an operation of a thread without a number.
     #[cold]
     fn next_op(&self, now: u64) -> OpId {
@@ -496,12 +581,12 @@ impl Writer {
     /// Returns a number for the next operation, with the time of its push.
     #[inline]
     fn next_op(&self, shared: &RecorderShared, now: u64) -> OpId {
-        if self.thread == NO_NUMBER {
+        if self.ring == NO_NUMBER {
             return shared.next_op(now);
         }
         let time = first_op_at(now);
         let next = (self.last_op.get() & !(MAX_THREADS as u64 - 1)) + MAX_THREADS as u64;
-        let op = time.max(next) | u64::from(self.thread);
+        let op = time.max(next) | u64::from(self.ring);
         self.last_op.set(op);
         OpId(op)
     }
@@ -511,32 +596,35 @@ impl RecorderState {
     /// Adds the threads that have arrived since the last call.
     fn take_arrivals(&mut self, shared: &RecorderShared) {
         for Arrival { name, ring } in shared.arrivals.take() {
-            if ring.thread != NO_NUMBER {
-                self.history.add_thread(ring.thread, name.as_deref());
+            if ring.number != NO_NUMBER {
+                self.history.add_thread(ring.number, name.as_deref());
             }
             self.rings.push(ring);
         }
     }
 
-    /// Reads all rings and adds their events to the histories.
-    fn read(&mut self, shared: &RecorderShared) {
+    /// Reads all rings and adds their events to the histories. Reads about `limit` slots of each ring at most, and returns
+    /// whether more were there.
+    fn read(&mut self, shared: &RecorderShared, limit: usize) -> bool {
         let clock = &shared.clock;
         // The rings are read one after the other, so an event may be found although an earlier one, in a ring that had
         // already been read, was not. Both are later than `until`, unless a thread was delayed between reading the
         // clock and writing its event. Events later than `until` are therefore held for the next reading.
-        let until = clock.now();
+        let mut until = clock.now();
         // A thread that arrives after this reads the clock later, so its events are later than `until`.
         self.take_arrivals(shared);
         // Relaxed: only a count.
         let (mut events, mut lost) = (std::mem::take(&mut self.held), shared.unheard.swap(0, Relaxed));
-        let mut ended = Vec::new();
+        let (mut ended, mut read_until) = (Vec::new(), until);
         self.rings.retain_mut(|ring| {
             // Checked before the ring is read: a thread that has ended writes no more.
             let is_over = ring.shared.is_over();
-            let thread = ring.thread;
+            let thread = ring.number;
             // Looked at before the ring is read: if the call has ended by now, the ring holds it, or held it before.
             let running = ring.shared.running().filter(|&(_, ticks, _)| ticks <= until);
-            ring.read(|mut event| {
+            let mut last = 0;
+            let is_empty = ring.read(limit, |mut event| {
+                last = event.ticks;
                 match event.what {
                     // The event has the time at which the end of the operation's predecessor was recorded. The
                     // operation may have been pushed later.
@@ -549,6 +637,11 @@ impl RecorderState {
                 }
                 events.push((thread, event));
             });
+            if !is_empty {
+                // What came later in other rings waits for the rest of this one.
+                read_until = read_until.min(last);
+                return true;
+            }
             // After the events of the ring, of which those with the same time came earlier.
             if let Some((op, ticks, place)) = running {
                 events.push((thread, Event { ticks, op, what: What::Runs(place) }));
@@ -563,6 +656,8 @@ impl RecorderState {
         if lost > 0 {
             self.history.lose(lost);
         }
+        let has_more = read_until < until;
+        until = read_until;
         // The sort is stable: events of one thread, which may have the same time, stay in their order.
         events.sort_by_key(|(_, event)| event.ticks);
         self.held = events.split_off(events.partition_point(|(_, event)| event.ticks <= until));
@@ -570,28 +665,29 @@ impl RecorderState {
             let time = clock.time(event.ticks);
             self.history.add(thread, time, event);
         }
-        ended.into_iter().filter(|&thread| thread != NO_NUMBER).for_each(|thread| self.history.end_thread(thread));
-    }
-
-    /// Forgets operations that are not among the `pending` operations found by a search before the last reading.
-    fn forget_others(&mut self, pending: Option<(HashSet<OpId>, Duration)>) {
-        if let Some((pending, searched)) = pending {
-            self.history.forget_others(&pending, searched);
+        let mut idle = lock(&shared.idle);
+        idle.shrink_to(IDLE_RINGS);
+        for number in ended.into_iter().filter(|&number| number != NO_NUMBER) {
+            self.history.end_thread(number);
+            idle.numbers.push(number);
         }
+        has_more
     }
 }
 
 impl Ring {
-    /// Calls `f` with each event in the ring.
-    fn read(&mut self, mut f: impl FnMut(Event)) {
+    /// Calls `f` with each event in the ring, but not with those behind `limit` slots. Returns whether it has read all.
+    fn read(&mut self, limit: usize, mut f: impl FnMut(Event)) -> bool {
         // Reads only what is there now, so that a busy thread cannot keep the reader in this loop.
         let available = self.slots.slots();
-        let Ok(chunk) = self.slots.read_chunk(available) else { return };
+        let Ok(chunk) = self.slots.read_chunk(available) else { return true };
         let mut slots = chunk.into_iter();
-        // SAFETY: (1): the writer puts only whole events into the ring, and each slot is read once.
-        while let Some(event) = unsafe { recording::read(|| slots.next(), ticks_of, priority_of) } {
+        while available - slots.len() < limit {
+            // SAFETY: (1): the writer puts only whole events into the ring, and each slot is read once.
+            let Some(event) = (unsafe { recording::read(|| slots.next(), ticks_of, priority_of) }) else { break };
             f(event);
         }
+        slots.len() == 0
     }
 }
 
@@ -600,7 +696,7 @@ impl Drop for RecorderShared {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         let arrived = self.arrivals.take().into_iter().map(|arrival| arrival.ring);
-        state.rings.drain(..).chain(arrived).for_each(|mut ring| ring.read(drop));
+        state.rings.drain(..).chain(arrived).for_each(|mut ring| _ = ring.read(usize::MAX, drop));
     }
 }
 

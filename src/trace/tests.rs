@@ -190,6 +190,6 @@ fn variables_that_disagree_about_the_order_are_found() {
 fn a_trace_with_losses_is_not_checked() {
     let mut history = raddle_trace::recording::History::default();
     history.lose(1);
-    let trace = history.take();
+    let trace = history.take(|_| true);
     assert!(matches!(trace.check_order(), Err(OrderViolation::Incomplete { lost: 1 })));
 }

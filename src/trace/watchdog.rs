@@ -2,13 +2,21 @@
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
-use super::dump::{Dump, PendingOp, Plain};
+use raddle_trace::recording::Plain;
+
+use super::dump::{Dump, MAX_STEPS, PendingOp};
 
 /// Watches an engine and reports what takes too long. See [`EngineBuilder::watchdog`](crate::EngineBuilder::watchdog).
 ///
-/// While operations are pending, a separate thread [dumps](crate::Engine::dump) the engine several times within the
-/// shortest of the limits. Each report is logged as a warning and passed to the program's [function](Self::report_to),
-/// if there is one. A problem is not reported again unless there has been progress since.
+/// While operations are pending, a separate thread looks at the engine several times within the shortest of the limits:
+/// it [dumps](crate::Engine::dump) the engine if something has changed or a limit may have passed. If many operations
+/// are pending, it looks less often, and may report later, so that it takes no more than a tenth of a core. Each report
+/// is logged as a warning and passed to the program's [function](Self::report_to), if there is one.
+///
+/// There is one report for all operations, or threads, that wait for the same operation at the end of their chains, and
+/// for all operations of a name that are found running for too long at the same time. A problem is not reported again
+/// unless there has been progress since, and not if it is over before its report. The time for which the process was
+/// stopped, for instance by `SIGSTOP`, does not count.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -139,6 +147,8 @@ pub enum Problem {
         op: usize,
         /// How long the operation has been seen running.
         time: Duration,
+        /// How many other operations of its name, pushed at the same place, have been running for too long.
+        others: usize,
     },
     /// An operation has been waiting for too long.
     Waiting {
@@ -146,6 +156,8 @@ pub enum Problem {
         op: usize,
         /// How long the operation has been seen waiting.
         time: Duration,
+        /// How many other operations have been waiting for too long for the operation at the end of its chain.
+        others: usize,
     },
     /// A thread has been waiting for too long in a call to the engine.
     Wait {
@@ -153,6 +165,9 @@ pub enum Problem {
         wait: usize,
         /// How long the thread has been waiting.
         time: Duration,
+        /// How many other threads have been waiting in such a call for too long for the operation at the end of its
+        /// chain.
+        others: usize,
     },
     /// A device lane has completed nothing for too long.
     Device {
@@ -177,40 +192,54 @@ impl fmt::Display for WatchdogReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let describe = |op: &PendingOp| format!("`{}` pushed at {}", Plain(&op.label()), op.location);
         let ops = self.dump.ops();
-        let chain_of = |f: &mut fmt::Formatter<'_>, chain: &[usize]| {
-            chain
-                .iter()
-                .skip(1)
-                .try_for_each(|&op| write!(f, ", which waits for {} ({})", describe(&ops[op]), ops[op].state))
+        let also = |f: &mut fmt::Formatter<'_>, others: usize, what: &str| match others {
+            0 => Ok(()),
+            1 => write!(f, "; 1 other is {what}"),
+            _ => write!(f, "; {others} others are {what}"),
         };
-        match &self.problem {
-            Problem::Running { op, time } => {
-                write!(f, "{} has been running for {time:.1?}", describe(&ops[*op]))?;
-                match self.dump.held_up_by(*op) {
-                    0 => Ok(()),
-                    1 => f.write_str(", and holds up 1 other"),
-                    count => write!(f, ", and holds up {count} others"),
+        let chain_of = |f: &mut fmt::Formatter<'_>, chain: &[usize]| {
+            for (step, &op) in chain.iter().enumerate().skip(1) {
+                let left_out = chain.len().saturating_sub(MAX_STEPS + 2);
+                if step <= MAX_STEPS || step + 1 == chain.len() {
+                    write!(f, ", which waits for {} ({})", describe(&ops[op]), ops[op].state)?;
+                } else if step == MAX_STEPS + 1 {
+                    write!(f, ", and so on through {left_out} more")?;
                 }
             }
-            Problem::Wait { wait, time } => {
+            Ok(())
+        };
+        match &self.problem {
+            Problem::Running { op, time, others } => {
+                write!(f, "{} has been running for {time:.1?}", describe(&ops[*op]))?;
+                match self.dump.held_up_by(*op) {
+                    0 => {}
+                    1 => f.write_str(", and holds up 1 other")?,
+                    count => write!(f, ", and holds up {count} others")?,
+                }
+                also(f, *others, "running too long")
+            }
+            Problem::Wait { wait, time, others } => {
                 let wait = &self.dump.waits()[*wait];
                 write!(f, "thread `{}` has been waiting for {} for {time:.1?}", Plain(&wait.thread), wait.kind)?;
                 for &op in &wait.inside {
                     write!(f, ", inside {}", describe(&ops[op]))?;
                 }
                 // The first operation explains the wait as well as any.
-                let Some(&first) = wait.waits_for.first() else { return Ok(()) };
-                write!(f, ", and waits for {} ({})", describe(&ops[first]), ops[first].state)?;
-                chain_of(f, &self.dump.chain(first).unwrap_or_default())
+                if let Some(&first) = wait.waits_for.first() {
+                    write!(f, ", and waits for {} ({})", describe(&ops[first]), ops[first].state)?;
+                    chain_of(f, &self.dump.chain(first).unwrap_or_default())?;
+                }
+                also(f, *others, "waiting too long for the same")
             }
             Problem::Device { op, time } => {
                 let op = &ops[*op];
                 write!(f, "lane {} has completed nothing for {time:.1?}, although ", op.lane)?;
                 write!(f, "{} was issued there", describe(op))
             }
-            Problem::Waiting { op, time } => {
+            Problem::Waiting { op, time, others } => {
                 write!(f, "{} has been waiting for {time:.1?}", describe(&ops[*op]))?;
-                chain_of(f, &self.dump.chain(*op).unwrap_or_default())
+                chain_of(f, &self.dump.chain(*op).unwrap_or_default())?;
+                also(f, *others, "waiting too long for the same")
             }
             Problem::Stalled { time } => {
                 write!(f, "no operation has started or ended for {time:.1?}. {}", self.dump)

@@ -19,9 +19,13 @@ use std::{
 
 use rtrb::{Producer, chunks::ChunkError};
 
-use crate::sync::edge::{self, acquire, release};
+use crate::sync::{
+    Mutex,
+    edge::{self, acquire, release},
+    try_lock,
+};
 use raddle_trace::{
-    OpId, Outcome, Place,
+    Name, OpId, Outcome, Place,
     recording::{self, PlaceWord, RingSlot, Short},
 };
 
@@ -32,7 +36,7 @@ pub(super) struct RingShared {
     /// The number of events that did not fit since the reader last read it.
     pub(super) lost: AtomicU64,
     running: LastCall,
-    /// Whether the thread writes no more.
+    /// Whether no thread writes any more.
     is_over: AtomicBool,
 }
 
@@ -105,7 +109,13 @@ impl RingShared {
         None
     }
 
-    /// Returns whether the thread writes no more. If so, the ring holds all that it has written.
+    /// Returns the number of the last operation whose function the thread has called.
+    pub(super) fn last_started(&self) -> u64 {
+        // Relaxed: only whether it has changed.
+        self.running.op.load(Relaxed)
+    }
+
+    /// Returns whether no thread writes any more. If so, the ring holds all that was written.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(acquire(edge::written::SEEN))
     }
@@ -115,7 +125,8 @@ impl RingShared {
 pub(super) struct Writer {
     recorder: u64,
     slots: RefCell<Producer<RingSlot>>,
-    pub(super) thread: u16,
+    /// The number of the ring, by which the history knows the thread.
+    pub(super) ring: u16,
     /// The time of the last event.
     pub(super) last: Cell<u64>,
     /// The number of the last operation pushed by this thread.
@@ -123,24 +134,92 @@ pub(super) struct Writer {
     /// The operation whose function was called last, if no event was written since.
     open: Cell<OpId>,
     shared: Arc<RingShared>,
+    idle: Arc<Mutex<IdleRings>>,
 }
 
 /// In place of an operation: there is none.
 const NO_OP: OpId = OpId(0);
 
+/// In place of an operation: the ring does not yet say that this thread has arrived.
+const ARRIVAL: OpId = OpId(1);
+
+/// The rings of threads that have ended, for the threads that come after them.
+///
+/// Locked only for moments, and only by attempts where a thread must not wait, or may be that of a forked child.
+#[derive(Default)]
+pub(super) struct IdleRings {
+    rings: Vec<IdleRing>,
+    /// The numbers of rings that are gone.
+    pub(super) numbers: Vec<u16>,
+}
+
+/// The writing end of a ring without a thread. The ring may hold events that were not read.
+struct IdleRing {
+    slots: Producer<RingSlot>,
+    ring: u16,
+    last_op: u64,
+    shared: Arc<RingShared>,
+}
+
+impl IdleRings {
+    /// Takes a ring for the thread that calls this, whose arrival it will say.
+    pub(super) fn take(&mut self, recorder: u64, idle: &Arc<Mutex<Self>>) -> Option<Writer> {
+        let IdleRing { slots, ring, last_op, shared } = self.rings.pop()?;
+        let writer = Writer::new(recorder, ring, slots, shared, Arc::clone(idle));
+        writer.last_op.set(last_op);
+        writer.open.set(ARRIVAL);
+        Some(writer)
+    }
+
+    /// Gives up all but `count` rings, which end once they are read.
+    pub(super) fn shrink_to(&mut self, count: usize) {
+        for ring in self.rings.drain(..self.rings.len().saturating_sub(count)) {
+            ring.shared.end();
+        }
+    }
+}
+
 impl Writer {
-    pub(super) fn new(recorder: u64, thread: u16, slots: Producer<RingSlot>, shared: Arc<RingShared>) -> Self {
+    pub(super) fn new(
+        recorder: u64,
+        ring: u16,
+        slots: Producer<RingSlot>,
+        shared: Arc<RingShared>,
+        idle: Arc<Mutex<IdleRings>>,
+    ) -> Self {
         let (last, last_op, open) = (Cell::new(0), Cell::new(0), Cell::new(NO_OP));
-        Self { recorder, slots: RefCell::new(slots), thread, last, last_op, open, shared }
+        Self { recorder, slots: RefCell::new(slots), ring, last, last_op, open, shared, idle }
+    }
+
+    /// Leaves the ring to another thread. If another one is looking for a ring, this one ends once it is read.
+    fn retire(self) {
+        self.flush();
+        let Self { slots, ring, last_op, shared, idle, .. } = self;
+        let slots = slots.into_inner();
+        match try_lock(&idle) {
+            Some(mut idle) if slots.buffer().capacity() > 0 => {
+                idle.rings.push(IdleRing { slots, ring, last_op: last_op.get(), shared });
+            }
+            _ => shared.end(),
+        }
     }
 
     /// Records that the function of `op` is called. The event is written when the thread records another one, together
     /// with the end if that is the next.
     #[inline(always)]
     pub(super) fn start(&self, now: u64, op: OpId, place: PlaceWord) {
-        self.flush();
+        if !self.flush() {
+            return self.lose(1);
+        }
         self.shared.running.set(op, now, place);
         self.open.set(op);
+    }
+
+    /// Notes that the function of `op` is called, on an engine that keeps no events.
+    #[inline]
+    pub(super) fn note_start(&self, op: OpId) {
+        // Relaxed: read only by `last_started`.
+        self.shared.running.op.store(op.0, Relaxed);
     }
 
     /// Records that `op` ends, after its function has returned if it was called.
@@ -160,7 +239,9 @@ impl Writer {
     /// Writes an event.
     #[inline(always)]
     pub(super) fn put(&self, ticks: u64, op: OpId, event: Short) {
-        self.flush();
+        if !self.flush() {
+            return self.lose(1);
+        }
         self.put_slot(recording::short(ticks, op, event));
     }
 
@@ -190,21 +271,32 @@ impl Writer {
         }
     }
 
-    /// Writes the start of the last function if it is not yet written, before another event.
+    /// Before another event, writes the start of the last function, or that this thread has arrived, if it is not yet
+    /// written. Returns `false` if the arrival does not fit.
     #[inline]
-    pub(super) fn flush(&self) {
-        if self.open.get() != NO_OP {
-            self.write_start();
-        }
+    pub(super) fn flush(&self) -> bool {
+        self.open.get() == NO_OP || self.write_first()
     }
 
     #[cold]
     #[inline(never)]
-    fn write_start(&self) {
+    fn write_first(&self) -> bool {
         let op = self.open.replace(NO_OP);
+        if op == ARRIVAL {
+            let has_room = self.slots.try_borrow().is_ok_and(|slots| slots.slots() > 0);
+            if has_room {
+                let thread = std::thread::current();
+                let name = thread.name().map_or(Name::EMPTY, |name| Name::from(name.to_owned()));
+                self.put_slot(recording::arrived(self.last.get(), name));
+            } else {
+                self.open.set(ARRIVAL);
+            }
+            return has_room;
+        }
         let (from, place) = self.shared.running.own();
         self.put_slot(recording::short(from, op, Short::Started(Place::from_word(place))));
         self.shared.running.clear();
+        true
     }
 
     /// Returns whether the slot fits.
@@ -225,9 +317,10 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
-    fn drop(&mut self) {
-        self.shared.is_over.store(true, release(edge::written::LAST));
+impl RingShared {
+    /// Records that no thread writes any more.
+    fn end(&self) {
+        self.is_over.store(true, release(edge::written::LAST));
     }
 }
 
@@ -238,6 +331,7 @@ struct Writers(RefCell<Vec<Box<Writer>>>);
 impl Drop for Writers {
     fn drop(&mut self) {
         NEAREST.set((NO_RECORDER, ptr::null()));
+        self.0.get_mut().drain(..).for_each(|writer| writer.retire());
     }
 }
 

@@ -220,3 +220,21 @@ fn the_place_of_a_push_may_be_set() {
         assert!(refused.to_string().contains(&place.to_string()), "{refused}");
     });
 }
+
+/// A name can neither begin a line of an error nor control a terminal.
+#[test]
+fn control_characters_of_names_are_escaped_in_errors() {
+    const NAME: &str = "two\nlines\x1b[31m";
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let x = engine.var(0).named(NAME);
+    engine.op(NAME).try_push(x.write(), |_| Err("a part of this test".into())).unwrap();
+    let failed = engine.wait_for_all().unwrap_err().to_string();
+    let (weak, inner) = (engine.downgrade(), x.clone());
+    let waits = move |_: &mut i32| weak.wait_for_var(&inner).unwrap_err().to_string();
+    let deadlock = engine.op(NAME).submit(x.overwrite(), waits).unwrap().wait().unwrap();
+    let other = Engine::builder().workers(1).build().unwrap();
+    let refused = other.op(NAME).push(x.write(), |_| {}).unwrap_err().to_string();
+    for text in [failed, deadlock, refused] {
+        assert!(text.contains(r"two\nlines\u{1b}[31m") && !text.contains(char::is_control), "{text}");
+    }
+}

@@ -2,5 +2,7 @@
 
 mod dump;
 mod files;
+mod memory;
+mod profiles;
 mod traces;
 mod watchdog;

@@ -70,7 +70,7 @@ fn an_operation_that_runs_for_too_long_is_reported_once() {
         engine.op("stuck").push(x.write(), move |_| _ = receiver.recv()).unwrap();
         engine.op("behind").push(x.read(), |_| {}).unwrap();
         let report = reports.recv().unwrap();
-        let Problem::Running { op, time } = report.problem else { panic!("{report}") };
+        let Problem::Running { op, time, .. } = report.problem else { panic!("{report}") };
         assert!(report.dump.ops()[op].label() == "stuck" && time >= LIMIT, "{report}");
         let text = report.to_string();
         assert!(
@@ -121,6 +121,108 @@ fn an_operation_that_waits_for_too_long_is_reported_with_its_chain() {
         completion.complete();
         engine.wait_for_all().unwrap();
     });
+}
+
+#[test]
+fn what_waits_for_the_same_or_runs_under_the_same_name_is_reported_once() {
+    each(&THREADED, &Watchdog::new().waiting(LIMIT).running(LIMIT), |engine, reports| {
+        let x = engine.token();
+        let gate = common::hold(engine, &x);
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..500 {
+            engine.op("reads").reads([&x]).push((), |()| {}).unwrap();
+            engine.op("writes").writes([&x]).push((), |()| {}).unwrap();
+            let sender = sender.clone();
+            engine.op("request").push(completion(), move |done| sender.send(done).unwrap()).unwrap();
+        }
+        let requests: Vec<_> = receiver.iter().take(500).collect();
+        let waiters: Vec<_> = (0..3)
+            .map(|_| {
+                let engine = engine.clone();
+                thread::spawn(move || engine.wait_for_all())
+            })
+            .collect();
+        let (mut found, mut counts) = (0, [0; 3]);
+        while let Ok(report) = reports.recv_timeout(10 * LIMIT) {
+            found += 1;
+            assert!(report.to_string().len() < 4000, "{report}");
+            match report.problem {
+                Problem::Waiting { others, .. } => counts[0] += 1 + others,
+                Problem::Running { others, .. } => counts[1] += 1 + others,
+                Problem::Wait { others, .. } => counts[2] += 1 + others,
+                _ => panic!("{report}"),
+            }
+        }
+        // What is found waiting later, when the cause was reported, is not counted.
+        assert!(found < 30 && counts[0] > 0 && counts[1] == 501 && counts[2] > 0, "{found} reports of {counts:?}");
+        requests.into_iter().for_each(raddle::Completion::complete);
+        gate.open();
+        waiters.into_iter().for_each(|waiter| waiter.join().unwrap().unwrap());
+    });
+}
+
+/// While the program receives a report, what the next one would be about ends, or the engine does.
+#[test]
+fn what_is_over_is_not_reported() {
+    for shuts_down in [false, true] {
+        watched(move || {
+            let (told, tell) = (mpsc::channel(), Gate::new());
+            let sender = told.0;
+            let inside = tell.clone();
+            let watchdog = Watchdog::new().running(LIMIT).report_to(move |report| {
+                sender.send(report.to_string()).unwrap();
+                inside.pass();
+            });
+            let engine = Engine::builder().workers(2).watchdog(watchdog).build().unwrap();
+            let ops = ["first", "second"].map(|name| {
+                let gate = Gate::new();
+                let closed = gate.clone();
+                engine.op(name).push((), move |()| closed.pass()).unwrap();
+                gate
+            });
+            let first = told.1.recv().unwrap();
+            ops.into_iter().for_each(|gate| gate.open());
+            engine.wait_for_all().unwrap();
+            if shuts_down {
+                engine.shutdown(Shutdown::Drain, None).unwrap();
+                tell.open();
+                // The watchdog's thread holds the sender, and ends.
+                assert_eq!(told.1.iter().count(), 0, "after {first}");
+            } else {
+                tell.open();
+                assert!(told.1.recv_timeout(3 * LIMIT).is_err(), "after {first}");
+            }
+        });
+    }
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_the_process_is_stopped_for_a_while() {
+    if !common::is_child() {
+        return;
+    }
+    let limit = Duration::from_millis(600);
+    let watchdog = Watchdog::new().running(limit).waiting(limit).stalled(limit);
+    let (engine, reports) = engine(Engine::builder(), EngineKind::PerDevice, watchdog);
+    let stop = format!("sleep 0.2; kill -STOP {0}; sleep 1; kill -CONT {0}", std::process::id());
+    let mut stopper = std::process::Command::new("sh").args(["-c", &stop]).spawn().unwrap();
+    // In the middle of this operation, the process is stopped. The other one waits for it.
+    let x = engine.token();
+    engine.op("runs").writes([&x]).push((), move |()| thread::sleep(limit / 2)).unwrap();
+    engine.op("waits").reads([&x]).push((), |()| {}).unwrap();
+    let start = Instant::now();
+    engine.wait_for_all().unwrap();
+    stopper.wait().unwrap();
+    assert!(start.elapsed() > limit, "the process was not stopped");
+    assert!(reports.recv_timeout(limit / 2).is_err());
+}
+
+#[test]
+#[cfg_attr(not(target_os = "linux"), ignore = "stops a process by a signal")]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn the_time_for_which_the_process_was_stopped_does_not_count() {
+    common::child_succeeds("in_a_child_the_process_is_stopped_for_a_while");
 }
 
 #[test]
@@ -199,7 +301,7 @@ fn the_time_before_the_start_of_an_operation_does_not_count_as_running() {
         let (sender, receiver) = mpsc::channel::<()>();
         engine.op("stuck").writes([&x]).push((), move |()| _ = receiver.recv()).unwrap();
         let running = |report: &WatchdogReport| {
-            let Problem::Running { op, time } = report.problem else { panic!("{report}") };
+            let Problem::Running { op, time, .. } = report.problem else { panic!("{report}") };
             (report.dump.ops()[op].label(), time)
         };
         // An asynchronous operation runs until its completion is used.
@@ -329,7 +431,7 @@ fn a_thread_that_waits_for_too_long_is_reported_once_with_its_chain() {
                 let waiter = thread::Builder::new().name("waiter".to_owned());
                 let thread = waiter.spawn(move || wait(&engine, &group)).unwrap();
                 let report = reports.recv().unwrap();
-                let Problem::Wait { wait, time } = report.problem else { panic!("{report}") };
+                let Problem::Wait { wait, time, .. } = report.problem else { panic!("{report}") };
                 assert!(report.dump.waits()[wait].thread == "waiter" && time >= LIMIT, "{report}");
                 texts.push(report.to_string());
                 thread
@@ -384,7 +486,7 @@ fn a_budget_applies_to_operations_with_its_name() {
         engine.op("loose").push((), move |()| _ = receiver.recv()).unwrap();
         engine.op("tight").push((), move |()| _ = other_receiver.recv()).unwrap();
         let report = reports.recv().unwrap();
-        let Problem::Running { op, time } = report.problem else { panic!("{report}") };
+        let Problem::Running { op, time, .. } = report.problem else { panic!("{report}") };
         assert!(report.dump.ops()[op].label() == "tight" && time >= LIMIT, "{report}");
         drop((sender, other_sender));
         engine.wait_for_all().unwrap();

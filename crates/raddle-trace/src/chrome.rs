@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::export::{Format, Slice, Track};
+use crate::export::{Format, MARK_PROCESS, Notes, Slice, Track};
 
 /// A writer of the JSON format.
 #[derive(Debug, Default)]
@@ -24,15 +24,32 @@ pub struct Json<'a>(pub &'a str);
 impl fmt::Display for Json<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("\"")?;
-        for char in self.0.chars() {
-            match char {
-                '"' => f.write_str("\\\"")?,
-                '\\' => f.write_str("\\\\")?,
-                char if (char as u32) < 0x20 => write!(f, "\\u{:04x}", char as u32)?,
-                char => write!(f, "{char}")?,
+        let mut plain = 0;
+        for (at, byte) in self.0.bytes().enumerate() {
+            if matches!(byte, b'"' | b'\\' | 0..0x20) {
+                f.write_str(&self.0[plain..at])?;
+                plain = at + 1;
+                match byte {
+                    b'"' => f.write_str("\\\"")?,
+                    b'\\' => f.write_str("\\\\")?,
+                    _ => write!(f, "\\u{byte:04x}")?,
+                }
             }
         }
+        f.write_str(&self.0[plain..])?;
         f.write_str("\"")
+    }
+}
+
+/// Names and values, displayed as the inside of a JSON object.
+struct Object<'a>(&'a Notes);
+
+impl fmt::Display for Object<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().enumerate().try_for_each(|(index, (name, note))| {
+            let comma = if index == 0 { "" } else { "," };
+            write!(f, "{comma}{}:{}", Json(name), Json(note))
+        })
     }
 }
 
@@ -73,6 +90,14 @@ impl Format for Chrome {
         writeln!(out, "[")
     }
 
+    fn mark(&mut self, out: &mut dyn Write, mark: &str) -> io::Result<()> {
+        let mark = Json(mark);
+        self.event(
+            out,
+            format_args!(r#"{{"ph":"M","name":"process_name","pid":{MARK_PROCESS},"args":{{"name":{mark}}}}}"#),
+        )
+    }
+
     fn track(&mut self, out: &mut dyn Write, track: &Track) -> io::Result<()> {
         let Track { id, engine, name, rank } = track;
         if self.engines.insert(*engine) {
@@ -99,9 +124,7 @@ impl Format for Chrome {
     fn slice(&mut self, out: &mut dyn Write, slice: &Slice<'_>) -> io::Result<()> {
         let (pid, tid, name, category) = (slice.track.engine, slice.track.id, Json(slice.name), slice.category);
         let (from, length) = (Micros(slice.from), Micros(slice.to.saturating_sub(slice.from)));
-        let notes: Vec<String> =
-            slice.notes.iter().map(|(name, note)| format!("{}:{}", Json(name), Json(note))).collect();
-        let notes = notes.join(",");
+        let notes = Object(slice.notes);
         self.event(
             out,
             format_args!(

@@ -7,6 +7,7 @@
 //! | a brief push, of at most one access | 1 | head, operation, location, the access |
 //! | a brief push, of two to five accesses | 2 | head, operation, location, an access; the other accesses |
 //! | any other push | 2 or more | head, time, operation, location; two words of the name, the first two accesses; in each further slot, four accesses |
+//! | the arrival of another thread | 1 | head, time, two words of the thread's name |
 //! | a call that ended its operation | 1 | head, time of the end, operation, time of the start |
 //! | any other | 1 | head, time, operation, data specific to the kind |
 //!
@@ -14,7 +15,12 @@
 //! operation has at most five accesses, no name and nothing else that makes it take the general way, holds the time as
 //! a distance from the time in the operation's number.
 
-use std::{fmt, panic::Location};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    hash::{BuildHasherDefault, Hasher},
+    panic::Location,
+};
 
 use crate::name::Name;
 
@@ -28,6 +34,30 @@ pub struct OpId(#[doc(hidden)] pub u64);
 impl fmt::Display for OpId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}", self.0)
+    }
+}
+
+/// Maps and sets of operations and variables. Their numbers come from the recorder, so no more than mixing is needed.
+pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
+pub(crate) type IdSet<K> = HashSet<K, BuildHasherDefault<IdHasher>>;
+
+/// The hasher of one number.
+#[derive(Default)]
+pub struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // The factor is odd and otherwise arbitrary. A table uses both the highest and the lowest bits.
+        let mixed = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ mixed >> 32;
     }
 }
 
@@ -225,6 +255,8 @@ pub enum What {
     Waits,
     /// The function on the thread continues.
     GoesOn(Place),
+    /// From here on, another thread with this name writes to the ring, after the end of the thread before.
+    Arrived(Name),
 }
 
 /// The parts of a push that fit into words.
@@ -287,6 +319,7 @@ mod kind {
     pub(super) const ENDED_EARLY: u8 = 8;
     pub(super) const PUSHED_BRIEFLY: u8 = 9;
     pub(super) const RAN: u8 = 10;
+    pub(super) const ARRIVED: u8 = 11;
 }
 
 /// Returns the slot of an event.
@@ -308,6 +341,13 @@ pub fn short(ticks: u64, op: OpId, event: Short) -> RingSlot {
 #[inline]
 pub fn ran(ticks: u64, op: OpId, outcome: Outcome, from: u64, place: PlaceWord) -> RingSlot {
     [u64::from(kind::RAN) | (outcome as u64) << 8 | place.0 << PLACE_AT, ticks, op.0, from]
+}
+
+/// Returns the slot that says that another thread writes from here on. The words own its name until [`read`] turns them
+/// back into a name.
+pub fn arrived(ticks: u64, name: Name) -> RingSlot {
+    let [start, len] = name.into_words();
+    [u64::from(kind::ARRIVED), ticks, start as u64, len as u64]
 }
 
 /// Returns the slots of a brief push, if `name` and the accesses fit into two slots, and the time into the first. The
@@ -385,7 +425,7 @@ pub fn push(
 /// `priority_of` the priority for the number recorded with a push.
 ///
 /// # Safety
-/// 1. `next` yields the slots made by [`push`], [`brief_push`], [`ran`] and [`short`], in order, each only once.
+/// 1. `next` yields the slots made by [`push`], [`brief_push`], [`ran`], [`arrived`] and [`short`], in order, each only once.
 pub unsafe fn read(
     mut next: impl FnMut() -> Option<RingSlot>,
     ticks_of: impl Fn(OpId) -> u64,
@@ -410,6 +450,10 @@ pub unsafe fn read(
         kind::RAN => {
             let place = Place::from_word(PlaceWord(head >> PLACE_AT));
             What::Ran { place, from: word, outcome: outcome(head >> 8 & 0xff) }
+        }
+        kind::ARRIVED => {
+            // SAFETY: (1): `arrived` has stored the words of a name, which are read once.
+            What::Arrived(unsafe { Name::from_words([op as usize, word as usize]) })
         }
         kind::PUSHED_BRIEFLY => {
             let [_, op, location, access] = slot;

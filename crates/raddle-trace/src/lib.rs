@@ -30,11 +30,12 @@ pub mod recording {
         chrome::{Chrome, Json},
         event::{
             AccessWord, BRIEF_ACCESSES, Event, MAX_ACCESSES, PlaceWord, PushEvent, PushHead, RingSlot, Short, What,
-            brief_push, push, ran, read, short, slots_of_push,
+            arrived, brief_push, push, ran, read, short, slots_of_push,
         },
         export::{Exporter, Format},
         graph::{nearest, short_cycle},
-        history::{EngineInfo, History},
+        history::{EngineInfo, Export, History, VarNames},
+        name::Plain,
         op_stats::OpTable,
         perfetto::Perfetto,
     };

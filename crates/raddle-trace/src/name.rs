@@ -112,6 +112,27 @@ impl Name {
     }
 }
 
+/// A name, escaped for display: it can neither begin a line nor control a terminal.
+#[derive(Debug)]
+pub struct Plain<'t>(pub &'t str);
+
+impl std::fmt::Display for Plain<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if !self.0.contains(char::is_control) {
+            return f.pad(self.0);
+        }
+        let escaped = self.0.chars().fold(String::new(), |mut text, char| {
+            if char.is_control() {
+                text.extend(char.escape_default());
+            } else {
+                text.push(char);
+            }
+            text
+        });
+        f.pad(&escaped)
+    }
+}
+
 impl PartialEq for Name {
     fn eq(&self, other: &Self) -> bool {
         self.as_str() == other.as_str()

@@ -4,7 +4,11 @@ use std::{collections::HashMap, fmt, panic::Location, time::Duration};
 
 use hdrhistogram::Histogram;
 
-use crate::{event::Outcome, history::TracedOp, name::Name};
+use crate::{
+    event::Outcome,
+    history::TracedOp,
+    name::{Name, Plain},
+};
 
 /// The precision of percentiles: two digits, at which a histogram takes a few kilobytes.
 const DIGITS: u8 = 2;
@@ -190,7 +194,7 @@ impl fmt::Display for OpTable<'_> {
             writeln!(
                 f,
                 "{:width$} {:>9} {:>7} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>11}",
-                op.name,
+                Plain(&op.name),
                 op.count,
                 op.failed,
                 op.skipped,
@@ -304,6 +308,13 @@ mod tests {
         let line = text.lines().find(|line| line.starts_with("row")).expect("the operation should have a line");
         let words = line.split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(words, "row 2 1 0 114 ms 4.00 ms 4.01 ms 110 ms 110 ms 2.01 ms 20.0 ms");
+    }
+
+    #[test]
+    fn a_name_in_the_table_neither_begins_a_line_nor_controls_a_terminal() {
+        let text = OpTable(&collected([op("two\nlines \x1b[31m", [0, 1, 3, 7])])).to_string();
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.contains("two\\nlines \\u{1b}[31m ") && !text.contains('\x1b'), "{text}");
     }
 
     #[test]
