@@ -3,7 +3,7 @@
 use std::{
     cell::RefCell,
     error::Error,
-    fmt,
+    fmt::{self, Write},
     mem::ManuallyDrop,
     panic::Location,
     ptr,
@@ -359,6 +359,19 @@ impl OpError {
     }
 }
 
+impl OpError {
+    /// Returns the message of the cause. It is program code, whose failure must not hide which operation has failed.
+    fn message(&self) -> String {
+        let mut message = String::new();
+        match panics::catch(|| write!(message, "{}", self.cause())) {
+            Ok(Ok(())) => return message,
+            Ok(Err(fmt::Error)) => {}
+            Err(payload) => panics::discard(payload),
+        }
+        message + "(the message could not be formatted)"
+    }
+}
+
 impl fmt::Display for OpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut error = self;
@@ -372,7 +385,7 @@ impl fmt::Display for OpError {
             // Not left to the cause's message, since the chain may be too long for the stack.
             match error.failure_of_another() {
                 Some(failure) => error = failure,
-                None => return write!(f, "{}", error.cause()),
+                None => return f.write_str(&error.message()),
             }
         }
     }

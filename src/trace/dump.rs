@@ -482,7 +482,7 @@ impl fmt::Display for Dump {
                 write!(f, ", priority {}", op.priority)?;
             }
             if op.asynchronous && op.state == OpState::Running {
-                f.write_str(", its completion has not been used yet")?;
+                f.write_str(", its completion, its future or a guard has not ended it yet")?;
             }
             for access in &op.accesses {
                 let mode = if access.mode.is_write() { "mutates" } else { "reads" };

@@ -21,6 +21,28 @@ fn a_panic_fails_the_operation_and_the_worker_survives() {
 }
 
 #[test]
+fn a_failure_is_named_even_if_its_message_cannot_be_formatted() {
+    #[derive(Debug)]
+    struct Unprintable(bool);
+    impl std::fmt::Display for Unprintable {
+        fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            assert!(!self.0, "the message panics on purpose");
+            Err(std::fmt::Error)
+        }
+    }
+    impl std::error::Error for Unprintable {}
+    on_kinds(&KINDS, 1, |engine| {
+        for panics in [false, true] {
+            let value = engine.var(0);
+            engine.op("parse").try_push(value.write(), move |_| Err(Unprintable(panics).into())).unwrap();
+            let text = failure(engine.wait_for_var(&value)).to_string();
+            assert!(text.starts_with("operation `parse` pushed at "), "{text}");
+            assert!(text.ends_with(" failed: (the message could not be formatted)"), "{text}");
+        }
+    });
+}
+
+#[test]
 fn a_failure_reports_the_name_the_location_and_the_cause() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
