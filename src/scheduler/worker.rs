@@ -19,6 +19,7 @@ use crate::{
         edge::{engine_step, removed, step},
         hint,
     },
+    system::core_claims::CoreClaim,
     testing::pause::{self, Point},
     tracker::OpRef,
 };
@@ -110,6 +111,8 @@ pub struct Worker<T> {
     victim: Cell<usize>,
     /// The time and value of the last sample of the lane's `find` count.
     sample: Cell<(Instant, usize)>,
+    /// The claim to the core on which the worker is pinned, if it is.
+    core: Option<CoreClaim>,
 }
 
 impl<T> std::fmt::Debug for Worker<T> {
@@ -136,7 +139,18 @@ impl<T> Worker<T> {
             has_stayed: Cell::new(false),
             victim: Cell::new(index + 1),
             sample: Cell::new((Instant::now(), 0)),
+            core: None,
         }
+    }
+
+    /// Gives the worker a core of its own.
+    pub(crate) fn claim_core(&mut self, claim: CoreClaim) {
+        self.core = Some(claim);
+    }
+
+    /// Returns the worker's own core, if it has one.
+    pub(crate) fn core(&self) -> Option<usize> {
+        self.core.as_ref().map(|claim| claim.core)
     }
 
     /// Returns the worker's lane.

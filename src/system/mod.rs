@@ -4,6 +4,7 @@
 //! cores.
 
 pub(crate) mod clock;
+pub(crate) mod core_claims;
 mod doctor;
 pub(crate) mod pages;
 pub(crate) mod panics;

@@ -12,6 +12,8 @@
 pub mod harness;
 pub mod logger;
 #[cfg(target_os = "linux")]
+pub mod no_files;
+#[cfg(target_os = "linux")]
 pub mod no_threads;
 pub mod program;
 pub mod shapes;

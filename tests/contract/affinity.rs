@@ -8,14 +8,20 @@ use raddle_testkit as common;
 
 use std::{
     cell::RefCell,
+    collections::HashSet,
+    env, fs,
     panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
     sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
 
 use common::shapes::*;
-use common::{Gate, Journal, Meeting, PATIENCE, THREADED, allowed_cores, child_succeeds, is_child, lock, watched};
+use common::{
+    Gate, Journal, Meeting, PATIENCE, THREADED, allowed_cores, child, child_succeeds, is_child, lock,
+    no_files::NoFiles, watched,
+};
 use core_affinity::CoreId;
 use raddle::{Device, Engine, EngineKind, gpu::SimulatedGpu, system::Placement, unpinned};
 
@@ -143,7 +149,7 @@ fn an_engine_stays_on_the_cores_of_the_thread_that_built_it() {
         let last = *cores().last().expect("there should be at least one core");
         let engine = thread::spawn(move || {
             assert!(core_affinity::set_for_current(CoreId { id: last }));
-            Engine::builder().gpu(SimulatedGpu::new()).build().expect("an engine")
+            Engine::builder().pin(true).gpu(SimulatedGpu::new()).build().expect("an engine")
         });
         let engine = engine.join().expect("an engine");
         assert_eq!(engine.placements(), [Placement::Pinned(last)]);
@@ -192,6 +198,7 @@ fn destructors_of_thread_locals_on_a_worker_may_use_all_cores() {
 
 // --------------------------------------------------------------------------------------------- several engines ----
 
+/// A process that can open no files cannot know what others claim, so the cores of its engines are known.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn two_engines_share_no_core_while_others_are_free() {
@@ -206,6 +213,7 @@ fn in_a_child_two_engines_share_no_core_while_others_are_free() {
     }
     watched(|| {
         let cores = cores();
+        let _none = NoFiles::new();
         let build = |workers| Engine::builder().workers(workers).pin(true).build().expect("an engine");
         let places = |engine: &Engine| engine.placements().iter().map(core_of).collect::<Vec<_>>();
         let mut engines: Vec<_> = cores.iter().map(|_| build(1)).collect();
@@ -240,10 +248,13 @@ fn in_a_child_engines_are_pinned_by_default() {
     if !is_child() {
         return;
     }
+    let whole_cores = cores().len();
+    // Without files, no claims of other processes are known, nor a quota.
+    let _none = NoFiles::new();
     let count = thread::available_parallelism().expect("a number of cores").get();
     let is_pinned = |engine: &Engine| matches!(engine.placements()[0], Placement::Pinned(_));
     let build = |workers| Engine::builder().kind(EngineKind::PerDevice).workers(workers).build().expect("an engine");
-    let whole = count == cores().len();
+    let whole = count == whole_cores;
     if count > 1 {
         assert!(!is_pinned(&build(count - 1)), "another process could use the same cores");
     }
@@ -252,6 +263,41 @@ fn in_a_child_engines_are_pinned_by_default() {
     assert!(!is_pinned(&build(count)), "another engine has these cores");
     drop(all);
     assert_eq!(is_pinned(&build(count)), whole, "the other engine is gone");
+}
+
+/// Builds an engine with one pinned worker, says in a file which core it has, and keeps it until there are two files.
+#[test]
+#[ignore = "run by another test in separate processes"]
+fn in_a_child_an_engine_says_which_core_it_has() {
+    let Some(folder) = env::var_os("RADDLE_TEST_CORES").map(PathBuf::from).filter(|_| is_child()) else { return };
+    let all_have_said = || fs::read_dir(&folder).expect("a folder").count() >= 2;
+    let engine = Engine::builder().workers(1).pin(true).build().expect("an engine");
+    let said = folder.join(std::process::id().to_string());
+    fs::write(said, core_of(&engine.placements()[0]).to_string()).expect("a file");
+    common::eventually("the other process has built its engine", all_have_said);
+}
+
+/// Other programs may have engines of their own while the test runs, so one success suffices.
+#[test]
+#[cfg_attr(miri, ignore = "starts processes")]
+fn engines_of_two_processes_share_no_core_while_others_are_free() {
+    if cores().len() < 2 {
+        return eprintln!("skipped: there is only one core");
+    }
+    let folder = env::temp_dir().join(format!("raddle-test-cores-{}", std::process::id()));
+    let are_apart = || {
+        fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.to_str().expect("a name in UTF-8");
+        let run = || child("in_a_child_an_engine_says_which_core_it_has", &[("RADDLE_TEST_CORES", path)]);
+        let ends = thread::scope(|scope| [scope.spawn(run), scope.spawn(run)].map(|end| end.join().expect("no panic")));
+        ends.iter().for_each(|(success, text)| assert!(success, "{text}"));
+        let said =
+            fs::read_dir(&folder).expect("a folder").map(|file| fs::read_to_string(file.expect("a file").path()));
+        let said: HashSet<_> = said.map(|core| core.expect("a core")).collect();
+        fs::remove_dir_all(&folder).expect("the folder can be removed");
+        said.len() == 2
+    };
+    assert!((0..10).any(|_| are_apart()), "both processes compute on one core");
 }
 
 // ---------------------------------------------------------------------------------------------------- unpinned ----
