@@ -195,12 +195,14 @@ impl EngineBuilder {
     /// Sets whether each worker for ordinary operations is pinned to its own core. Default: `true` if the engine has a
     /// worker for each core that it may use, the process's control group grants these cores whole, and no other engine,
     /// of this process or another, has pinned a worker to one of them; otherwise `false`, so that the system can move
-    /// workers away from cores that others use. If the system refuses to pin a worker, it runs unpinned, [`Engine::placements`]
+    /// workers away from cores that others use. Even then, a worker leaves its core for a while if the core is contended
+    /// and it [waits less](crate::guide::latency#pinning) elsewhere; with `true`, it stays. If the system refuses to pin a worker, it runs unpinned, [`Engine::placements`]
     /// reports this, and a warning is logged. With pinning, a GPU's threads run on those of the engine's cores that are
     /// nearest the GPU, if Linux reports them.
     ///
     /// An engine may use the cores available to the thread that builds it or, if that thread belongs to another engine,
-    /// all of that engine's cores. All of its threads stay on these cores. The engine pins its workers to the cores
+    /// all of that engine's cores. All of its threads stay on these cores, unless [the process is
+    /// moved](crate::guide::on_your_machine#cores) to others. The engine pins its workers to the cores
     /// with the fewest pinned workers of other engines, also of [other processes](crate::guide::latency#pinning). Among
     /// these, it uses one logical core of each physical core before the others, and the cores of one package before
     /// those of the next. A worker releases its core when the engine ends.
@@ -544,7 +546,7 @@ impl EngineBuilder {
         }
         let stacks = StackSizes::new(self.stack_size, self.stack_reserve)
             .map_err(|(size, reserve)| BuildError::Stack { size, reserve })?;
-        let (threads, boxed) = ThreadPool::new(lanes, cores, claims, stacks);
+        let (threads, boxed) = ThreadPool::new(lanes, &cores, (claims, self.pin.is_none()), stacks);
         let gpus = Gpus::new(self.gpus, kind, self.idle, pinned);
         let limit = self.max_pending.map(|limit| limit.max(1) as u64);
         let seed = match self.shuffle {

@@ -4,6 +4,8 @@ use std::{fs, num::NonZero, ops::RangeInclusive, path::Path};
 
 use core_affinity::CoreId;
 
+use super::core_set::{CoreSet, MAX_CORES};
+
 /// Where a worker runs.
 ///
 /// ```
@@ -27,6 +29,13 @@ pub enum Placement {
     Refused(usize),
 }
 
+impl Placement {
+    /// Returns the core on which the worker is pinned.
+    pub(crate) fn core(self) -> Option<usize> {
+        if let Self::Pinned(core) = self { Some(core) } else { None }
+    }
+}
+
 /// Returns the cores that Linux reports as near the device with this PCI address; none on other systems.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn cores_near(pci_address: &str) -> Vec<usize> {
@@ -48,9 +57,6 @@ fn parse(list: &str) -> Option<Vec<usize>> {
     Some(ranges?.into_iter().flatten().collect())
 }
 
-/// The number of cores for which Linux's mask has a bit.
-pub(super) const MAX_CORES: usize = 1024;
-
 /// Whether a thread that was pinned to one core can be unpinned.
 pub(crate) const CAN_WIDEN: bool = cfg!(all(target_os = "linux", not(any(miri, raddle_loom, raddle_shuttle))));
 
@@ -66,30 +72,10 @@ pub(crate) fn allowed() -> Box<[usize]> {
 
 /// Pins the calling thread to `core`. Returns `false` if the operating system refuses.
 pub(crate) fn keep_to_one(core: usize) -> bool {
-    core_affinity::set_for_current(CoreId { id: core })
-}
-
-/// Restricts the calling thread to `cores`. Returns `false` if `cores` is empty or the operating system refuses.
-#[cfg(all(target_os = "linux", not(miri)))]
-pub(crate) fn keep_to(cores: &[usize]) -> bool {
-    // SAFETY: a mask is an array of bits, for which zero is valid.
-    let mut mask: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    for &core in cores.iter().filter(|&&core| core < MAX_CORES) {
-        // SAFETY: the mask has a bit for the core.
-        unsafe { libc::CPU_SET(core, &mut mask) };
+    if CAN_WIDEN {
+        return CoreSet::new(&[core]).keep_thread();
     }
-    // SAFETY: the mask is valid for its size, and 0 is the calling thread.
-    !cores.is_empty() && unsafe { libc::sched_setaffinity(0, size_of_val(&mask), &raw const mask) == 0 }
-}
-
-#[cfg(not(all(target_os = "linux", not(miri))))]
-pub(crate) fn keep_to(_cores: &[usize]) -> bool {
-    false
-}
-
-/// Returns the elements common to both lists.
-pub(crate) fn common(some: &[usize], others: &[usize]) -> Vec<usize> {
-    some.iter().copied().filter(|core| others.contains(core)).collect()
+    core_affinity::set_for_current(CoreId { id: core })
 }
 
 /// Returns `cores` in the order in which an engine with fewer workers uses them: first one logical core of each physical
@@ -118,7 +104,7 @@ pub(crate) fn parallelism(cores: &[usize]) -> usize {
     // The standard library counts the cores available to the calling thread, which may be restricted to the core of an
     // engine's worker.
     let before = allowed();
-    let _restored = (*before != *cores && keep_to(cores)).then(|| RestoreAffinity(before));
+    let _restored = (*before != *cores && CoreSet::new(cores).keep_thread()).then(|| RestoreAffinity(before));
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
@@ -127,7 +113,7 @@ struct RestoreAffinity(Box<[usize]>);
 
 impl Drop for RestoreAffinity {
     fn drop(&mut self) {
-        let _ = keep_to(&self.0);
+        CoreSet::new(&self.0).keep_thread();
     }
 }
 
@@ -177,14 +163,15 @@ mod tests {
         let kept = std::thread::spawn(|| {
             let before = allowed();
             assert!(!before.is_empty(), "Linux reports no cores");
+            let keep_to = |cores: &[usize]| CoreSet::new(cores).keep_thread();
             assert!(!keep_to(&[]), "an empty set must be refused");
             assert!(!keep_to(&[MAX_CORES]), "a core that does not exist was accepted");
             assert!(keep_to(&[before[0], MAX_CORES + 1]));
-            assert_eq!(common(&before, &allowed()), before[..1]);
+            assert_eq!(*allowed(), before[..1]);
             assert_eq!(
                 parallelism(&before),
                 std::thread::spawn(move || {
-                    assert!(keep_to(&before));
+                    assert!(CoreSet::new(&before).keep_thread());
                     std::thread::available_parallelism().map_or(1, NonZero::get)
                 })
                 .join()

@@ -21,9 +21,10 @@ use crate::{
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
     sync::{Mutex, lock, thread_static},
     system::{
+        Placement,
         core_claims::CoreClaim,
+        pin::{EngineCores, Pin},
         stack::StackSizes,
-        topology::{self, Placement},
     },
     tracker::OpRef,
 };
@@ -71,7 +72,7 @@ pub(crate) struct ThreadPool<T> {
     engine: u64,
     lanes: Box<[Arc<Lane<T>>]>,
     /// The cores that the engine's threads may use.
-    mask: Box<[usize]>,
+    cores: Arc<EngineCores>,
     max_threads: usize,
     numbers: Mutex<Numbers>,
     spares: SpareThreads<BoxedWorker<T>>,
@@ -97,12 +98,13 @@ fn next_engine() -> u64 {
 thread_static!(static STARTED_FOR: Cell<u64> = Cell::new(0));
 
 impl<T: Send + 'static> ThreadPool<T> {
-    /// Creates the lanes and workers of an engine that may use the cores in `mask`. The first workers are pinned, each
-    /// to one of the cores in `claims`. [`spawn`](Self::spawn) starts the workers' threads.
+    /// Creates the lanes and workers of an engine that may use `cores`. The first workers are pinned, each to one of the
+    /// cores in `claims`. If they `give_way`, they leave their cores while others compute there.
+    /// [`spawn`](Self::spawn) starts the workers' threads.
     pub(crate) fn new(
         specs: &[LaneSpec],
-        mask: Box<[usize]>,
-        claims: Vec<CoreClaim>,
+        cores: &[usize],
+        (claims, give_way): (Vec<CoreClaim>, bool),
         stacks: StackSizes,
     ) -> (Self, Vec<BoxedWorker<T>>) {
         let max_threads = specs.iter().map(|spec| spec.workers).sum::<usize>() + MAX_SPARES;
@@ -115,11 +117,13 @@ impl<T: Send + 'static> ThreadPool<T> {
                 lane
             })
             .collect();
-        workers.iter_mut().zip(claims).for_each(|(worker, claim)| worker.claim_core(claim));
+        let cores = Arc::new(EngineCores::new(cores));
+        let pins = claims.into_iter().map(|claim| Pin::new(claim, Arc::clone(&cores), give_way));
+        workers.iter_mut().zip(pins).for_each(|(worker, pin)| worker.set_pin(pin));
         let pool = Self {
             engine: next_engine(),
             lanes,
-            mask,
+            cores,
             max_threads,
             numbers: Mutex::new(Numbers::default()),
             spares: SpareThreads::default(),
@@ -334,13 +338,13 @@ impl<T: Send + 'static> ThreadPool<T> {
 
     /// Pins the calling thread to the core of `worker`, or else allows it to run on any of the engine's cores.
     pub(crate) fn pin_to_core(&self, worker: &Worker<T>) -> Placement {
-        match worker.core() {
-            Some(core) if topology::keep_to_one(core) => Placement::Pinned(core),
-            core => {
-                let _ = topology::keep_to(&self.mask);
-                core.map_or(Placement::Unpinned, Placement::Refused)
-            }
-        }
+        worker.pin().map_or_else(
+            || {
+                self.cores.widen();
+                Placement::Unpinned
+            },
+            Pin::keep,
+        )
     }
 
     /// Returns the lane with this number.
@@ -370,8 +374,8 @@ impl<T: Send + 'static> ThreadPool<T> {
     }
 
     /// Returns the cores that the engine's threads may use.
-    pub(crate) fn mask(&self) -> &[usize] {
-        &self.mask
+    pub(crate) fn cores(&self) -> &EngineCores {
+        &self.cores
     }
 
     /// Records that the calling thread was started for this engine.

@@ -10,9 +10,9 @@
 )]
 
 pub mod harness;
-pub mod logger;
 #[cfg(target_os = "linux")]
-pub mod no_files;
+pub mod limits;
+pub mod logger;
 #[cfg(target_os = "linux")]
 pub mod no_threads;
 pub mod program;

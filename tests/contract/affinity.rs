@@ -14,13 +14,14 @@ use std::{
     path::PathBuf,
     sync::{Arc, Mutex},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::shapes::*;
 use common::{
-    Gate, Journal, Meeting, PATIENCE, THREADED, allowed_cores, child, child_succeeds, is_child, lock,
-    no_files::NoFiles, watched,
+    Gate, Journal, Meeting, PATIENCE, THREADED, allowed_cores, child, child_succeeds, is_child,
+    limits::{NoFiles, confine_process},
+    lock, watched,
 };
 use core_affinity::CoreId;
 use raddle::{Device, Engine, EngineKind, gpu::SimulatedGpu, system::Placement, unpinned};
@@ -298,6 +299,146 @@ fn engines_of_two_processes_share_no_core_while_others_are_free() {
         said.len() == 2
     };
     assert!((0..10).any(|_| are_apart()), "both processes compute on one core");
+}
+
+// --------------------------------------------------------------------------------------------- changes of cores ----
+
+/// Returns the cores that each worker of an idle engine may use, in the order of the workers.
+fn cores_of_workers(engine: &Engine) -> Vec<Vec<usize>> {
+    let count = engine.placements().len();
+    let (meeting, found) = (Meeting::new(count), Journal::new());
+    for _ in 0..count {
+        let (meeting, found) = (meeting.clone(), found.clone());
+        let report = move |cx: &raddle::OpContext<'_>| {
+            meeting.join();
+            found.add((cx.worker(), cores()));
+        };
+        engine.op("report").push_sync(report).expect("the engine should be open");
+    }
+    engine.wait_for_all().expect("no operation should fail");
+    let mut found = found.take();
+    found.sort();
+    found.into_iter().map(|(_, cores)| cores).collect()
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn threads_follow_the_cores_of_the_process() {
+    child_succeeds("in_a_child_the_process_is_confined");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_the_process_is_confined() {
+    if !is_child() {
+        return;
+    }
+    let all = cores();
+    let last = [all[all.len() - 1]];
+    watched(move || {
+        let engine = Engine::builder().workers(all.len()).pin(true).build().expect("an engine");
+        let pinned: Vec<_> = engine.placements().iter().map(|placement| vec![core_of(placement)]).collect();
+        assert_eq!(cores_of_workers(&engine), pinned);
+        for _ in 0..3 {
+            confine_process(&last);
+            assert!(cores_of_workers(&engine).iter().all(|cores| *cores == last));
+            // Each wait hands the worker to another thread, which must not leave the cores of the process.
+            let waits = |_| {
+                let inside = engine.clone();
+                let waits = move |()| {
+                    let other = inside.op("other").submit((), |()| cores());
+                    let other = other.expect("the engine should be open").wait_timeout(PATIENCE);
+                    (other.expect("no operation should fail"), cores())
+                };
+                engine.op("waits").submit((), waits).expect("the engine should be open")
+            };
+            for waits in (0..3 * all.len()).map(waits).collect::<Vec<_>>() {
+                assert_eq!(waits.wait().expect("no operation should fail"), (last.to_vec(), last.to_vec()));
+            }
+            confine_process(&all);
+            common::eventually("the workers are pinned again", || cores_of_workers(&engine) == pinned);
+        }
+        // A worker that always has work notices as well.
+        confine_process(&last);
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let push = || {
+            let seen = Arc::clone(&seen);
+            let report = engine.op("report").push((), move |()| {
+                *lock(&seen) = cores();
+                thread::sleep(Duration::from_micros(50));
+            });
+            report.expect("the engine should be open");
+        };
+        let mut count = 0;
+        let mut is_seen = |what, wanted: &dyn Fn(&[usize]) -> bool| {
+            common::eventually(what, || {
+                // There are always some hundred operations.
+                (0..if count == 0 { 1000 } else { 100 }).for_each(|_| push());
+                count += 1;
+                wanted(&lock(&seen))
+            });
+        };
+        is_seen("the operations run where the process may", &|cores| cores == last);
+        confine_process(&all);
+        is_seen("the workers are pinned again", &|cores| cores.len() == 1 && cores != last || all.len() == 1);
+        engine.wait_for_all().expect("no operation should fail");
+    });
+}
+
+/// Without a neighbour, and with `pin(true)`, workers stay pinned.
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn by_default_a_worker_leaves_a_core_on_which_others_compute() {
+    child_succeeds("in_a_child_a_thread_computes_on_the_core_of_a_worker");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_a_thread_computes_on_the_core_of_a_worker() {
+    if !is_child() {
+        return;
+    }
+    let all = cores();
+    if all.len() < 2 {
+        return eprintln!("skipped: there is only one core");
+    }
+    if fs::metadata("/proc/thread-self/schedstat").is_err() {
+        return eprintln!("skipped: the kernel does not count waits");
+    }
+    watched(move || {
+        let build = |pin: Option<bool>| {
+            // No quota and no other process is seen.
+            let _none = NoFiles::new();
+            let builder = Engine::builder().workers(all.len());
+            pin.into_iter().fold(builder, |builder, pin| builder.pin(pin)).build().expect("an engine")
+        };
+        let neighbour = all[0];
+        thread::spawn(move || {
+            assert!(core_affinity::set_for_current(CoreId { id: neighbour }));
+            loop {
+                std::hint::spin_loop();
+            }
+        });
+        // Returns whether an operation has run unpinned.
+        let leaves = |engine: &Engine| {
+            let work = |_| {
+                let work = engine.op("work").submit((), |()| {
+                    let start = Instant::now();
+                    while start.elapsed() < Duration::from_millis(1) {}
+                    cores()
+                });
+                work.expect("the engine should be open")
+            };
+            let work: Vec<_> = (0..20 * all.len()).map(work).collect();
+            work.into_iter().any(|work| work.wait().expect("no operation should fail").len() > 1)
+        };
+        let engine = build(Some(true));
+        assert!((0..20).all(|_| !leaves(&engine)), "a worker has left its core in spite of `pin(true)`");
+        drop(engine);
+        let engine = build(None);
+        assert_eq!(engine.placements()[0], Placement::Pinned(neighbour));
+        common::eventually("a worker has left its core", || leaves(&engine));
+    });
 }
 
 // ---------------------------------------------------------------------------------------------------- unpinned ----
