@@ -11,6 +11,7 @@ use raddle_testkit as common;
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
+    fs,
     future::Future,
     mem,
     ops::RangeInclusive,
@@ -598,6 +599,27 @@ tests! {
                 None => exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(|| drop((engine, var)))).is_err())),
             }
         }
+    }
+
+    /// Otherwise, the parent's cores would stay claimed when the parent ends.
+    a_child_does_not_keep_the_cores_of_its_parent in in_a_child_the_cores_of_the_parent_are_not_kept {
+        let claims = || {
+            let files = fs::read_dir("/proc/self/fd").unwrap().map(|file| fs::read_link(file.unwrap().path()));
+            files.filter(|file| file.as_ref().is_ok_and(|file| file.as_os_str() == "/dev/full")).count()
+        };
+        let most = usize::from(fs::File::options().write(true).open("/dev/full").is_ok());
+        let build = || Engine::builder().workers(1).pin(true).build().unwrap();
+        let engine = build();
+        assert_eq!(claims(), most);
+        forked("the claims of the parent", || {
+            assert_eq!(claims(), 0);
+            let engine = build();
+            assert_eq!(claims(), most);
+            drop(engine);
+            assert_eq!(claims(), 0);
+        });
+        drop(engine);
+        assert_eq!(claims(), 0, "no worker is pinned");
     }
 
     /// The thread that forks has kept records of the parent for reuse.

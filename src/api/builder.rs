@@ -26,7 +26,7 @@ use crate::{
     observe::{record, recording::Recording},
     scheduler::IdlePolicy,
     sync::process::PerProcess,
-    system::{stack::StackSizes, stderr, topology},
+    system::{core_claims, stack::StackSizes, stderr, topology},
     threads::{
         shuffler::Shuffler,
         thread_pool::{LaneSpec, ThreadPool},
@@ -195,16 +195,19 @@ impl EngineBuilder {
     }
 
     /// Sets whether each worker for ordinary operations is pinned to its own core. Default: `true` if the engine has a
-    /// worker for each core that it may use, the process's control group grants these cores whole, and no other engine
-    /// of the process has pinned a worker to one of them; otherwise `false`, so that the system can move workers away
-    /// from cores that others use. If the system refuses to pin a worker, it runs unpinned, [`Engine::placements`]
+    /// worker for each core that it may use, the process's control group grants these cores whole, and no other engine,
+    /// of this process or another, has pinned a worker to one of them; otherwise `false`, so that the system can move
+    /// workers away from cores that others use. Even then, a worker leaves its core for a while if the core is contended
+    /// and it [waits less](crate::guide::latency#pinning) elsewhere; with `true`, it stays. If the system refuses to pin a worker, it runs unpinned, [`Engine::placements`]
     /// reports this, and a warning is logged. With pinning, a GPU's threads run on those of the engine's cores that are
     /// nearest the GPU, if Linux reports them.
     ///
     /// An engine may use the cores available to the thread that builds it or, if that thread belongs to another engine,
-    /// all of that engine's cores. All of its threads stay on these cores. The engine pins its workers to the cores
-    /// with the fewest pinned workers from the process's other engines, preferring lower-numbered cores. A worker
-    /// releases its core when the engine ends.
+    /// all of that engine's cores. All of its threads stay on these cores, unless [the process is
+    /// moved](crate::guide::on_your_machine#cores) to others. The engine pins its workers to the cores
+    /// with the fewest pinned workers of other engines, also of [other processes](crate::guide::latency#pinning). Among
+    /// these, it uses one logical core of each physical core before the others, and the cores of one package before
+    /// those of the next. A worker releases its core when the engine ends.
     ///
     /// A thread started by an operation inherits the worker's core. Operations should therefore start threads, such as
     /// those of a thread pool, inside [`unpinned`](crate::unpinned).
@@ -531,14 +534,19 @@ impl EngineBuilder {
         if self.recorder.as_ref().is_some_and(Recorder::is_foreign) {
             return Err(BuildError::ForkedRecorder);
         }
-        let is_alone = || workers >= cores.len() && *parallelism == cores.len() && topology::are_free(&cores);
-        let pinned = self.pin.unwrap_or_else(is_alone);
+        let claims = match self.pin {
+            _ if kind == EngineKind::Naive => Vec::new(),
+            Some(true) => core_claims::claim(&cores, workers),
+            None if workers >= cores.len() && *parallelism == cores.len() => core_claims::claim_if_free(&cores),
+            _ => Vec::new(),
+        };
+        let pinned = self.pin.unwrap_or(!claims.is_empty());
         // `Route::of` knows the lanes by their positions.
         let lanes: &[LaneSpec] = &[
-            LaneSpec { name: "cpu", workers, idle: self.idle, pinned },
-            LaneSpec { name: "copy", workers: 1, idle: IdlePolicy::Park, pinned: false },
-            LaneSpec { name: "copy-back", workers: 1, idle: IdlePolicy::Park, pinned: false },
-            LaneSpec { name: "priority", workers: prioritized, idle: self.idle, pinned: false },
+            LaneSpec { name: "cpu", workers, idle: self.idle },
+            LaneSpec { name: "copy", workers: 1, idle: IdlePolicy::Park },
+            LaneSpec { name: "copy-back", workers: 1, idle: IdlePolicy::Park },
+            LaneSpec { name: "priority", workers: prioritized, idle: self.idle },
         ];
         let lanes = match kind {
             EngineKind::Naive => &lanes[..0],
@@ -550,7 +558,7 @@ impl EngineBuilder {
         }
         let stacks = StackSizes::new(self.stack_size, self.stack_reserve)
             .map_err(|(size, reserve)| BuildError::Stack { size, reserve })?;
-        let (threads, boxed) = ThreadPool::new(lanes, cores, stacks);
+        let (threads, boxed) = ThreadPool::new(lanes, &cores, (claims, self.pin.is_none()), stacks);
         let gpus = Gpus::new(self.gpus, kind, self.idle, pinned);
         let limit = self.max_pending.map(|limit| limit.max(1) as u64);
         let seed = match self.shuffle {

@@ -216,8 +216,8 @@ impl Engine {
         self.core().kind()
     }
 
-    /// Returns where each worker of the CPU lane was placed when the engine was built. Engines in the same process use
-    /// different cores if there are enough; see [`EngineBuilder::pin`](crate::EngineBuilder::pin) for the rule.
+    /// Returns where each worker of the CPU lane was placed when the engine was built. Engines use different cores if
+    /// there are enough; see [`EngineBuilder::pin`](crate::EngineBuilder::pin) for the rule.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -14,7 +14,7 @@ use crate::{
     op::{frame, task::Task},
     scheduler::{Lane, LentPlace, Worker},
     sync::thread_static,
-    system::{Placement, panics, topology},
+    system::{Placement, core_set::CoreSet, panics, topology},
     threads::thread_pool::{BoxedWorker, Ended, disown_thread},
     trace::Place,
     tracker::OpRef,
@@ -75,7 +75,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         CURRENT.with(|cell| cell.set(ptr::null()));
         // Unpins the thread for the destructors of its thread-locals.
-        let _ = topology::keep_to(self.0.core.threads().mask());
+        self.0.core.threads().cores().widen();
     }
 }
 
@@ -116,10 +116,9 @@ impl WorkerThread {
         let threads = self.core.threads();
         worker.lane().sleep().set_thread(worker.index());
         let (lane, placement) = (threads.lane_of(&worker), threads.pin_to_core(&worker));
-        let core = if let Placement::Pinned(core) = placement { Some(core) } else { None };
-        worker.lane().sleep().set_core(worker.index(), core);
+        worker.lane().sleep().set_core(worker.index(), placement.core());
         if self.is_unpinned.get() {
-            let _ = topology::keep_to(threads.mask());
+            threads.cores().widen();
         }
         self.lane.set(lane as u8);
         self.worker.set(Some(worker));
@@ -255,7 +254,7 @@ fn serves(lane: &Arc<Lane<Task>>) -> bool {
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn leave_engine() {
     // The thread is unpinned, since otherwise every thread started by the child would inherit the worker's core.
-    with_current(|thread| _ = topology::keep_to(thread.core.threads().mask()));
+    with_current(|thread| _ = thread.core.threads().cores().widen());
     CURRENT.with(|cell| cell.set(ptr::null()));
     disown_thread();
 }
@@ -314,9 +313,8 @@ pub(crate) fn share_slot() {
 pub(crate) fn serve_device<R>(core: &Arc<Core>, near: &[usize], f: impl FnOnce() -> R) -> R {
     let thread = WorkerThread::new(Arc::clone(core), Duty::Device);
     let _entered = thread.enter();
-    let mask = core.threads().mask();
-    let near = topology::common(mask, near);
-    let _ = topology::keep_to(if near.is_empty() { mask } else { &near });
+    let cores = core.threads().cores();
+    let _ = CoreSet::new(near).common(&cores.get()).keep_thread() || cores.widen();
     f()
 }
 
@@ -334,7 +332,7 @@ pub(crate) fn served_engine() -> Option<Arc<Core>> {
 /// Returns the cores that an engine built by the calling thread may use. If an engine owns the thread, these are that
 /// engine's cores, since the thread may be pinned; otherwise, they are the cores on which the thread may run.
 pub(crate) fn cores_here() -> Box<[usize]> {
-    with_current(|thread| thread.core.threads().mask().into()).unwrap_or_else(topology::allowed)
+    with_current(|thread| thread.core.threads().cores().get().list()).unwrap_or_else(topology::allowed)
 }
 
 /// Runs `f` while the calling thread may use all cores of its engine, even if it is pinned to one of them.
@@ -361,21 +359,21 @@ pub(crate) fn cores_here() -> Box<[usize]> {
 pub fn unpinned<R>(f: impl FnOnce() -> R) -> R {
     /// Pins the thread again when dropped: to its worker's core if it has a worker by then, and otherwise to its
     /// previous cores.
-    struct PinAgain(Box<[usize]>);
+    struct PinAgain(CoreSet);
     impl Drop for PinAgain {
         fn drop(&mut self) {
             with_current(|thread| {
                 thread.is_unpinned.set(false);
                 match thread.worker() {
                     Some(worker) => _ = thread.core.threads().pin_to_core(worker),
-                    None => _ = topology::keep_to(&self.0),
+                    None => _ = self.0.keep_thread(),
                 }
             });
         }
     }
     let _again = with_current(|thread| {
-        let before = topology::allowed();
-        let unpins = !thread.is_unpinned.get() && topology::keep_to(thread.core.threads().mask());
+        let before = CoreSet::new(&topology::allowed());
+        let unpins = !thread.is_unpinned.get() && thread.core.threads().cores().widen();
         unpins.then(|| {
             thread.is_unpinned.set(true);
             PinAgain(before)
@@ -521,6 +519,8 @@ pub(crate) fn yield_worker() -> Result<(), WaitError> {
             return Ok(());
         };
         let core = Arc::clone(&thread.core);
+        // A thread that is started inherits nothing from which it could tell that the process was moved.
+        core.threads().cores().follow();
         // The thread is counted in `running` before other threads can see the worker idle, and stays counted until the
         // operation ends or the thread has a worker again.
         let counted = core.bounds.are_in_use() && running::begin_running(&core);

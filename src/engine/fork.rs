@@ -146,7 +146,7 @@ mod imp {
             edge::{self, acquire, release},
             process,
         },
-        system::panics,
+        system::{core_claims, panics},
     };
 
     /// The engines of the process.
@@ -189,6 +189,7 @@ mod imp {
         frame::leave_all();
         ready_loop::leave_all();
         running_kernel::leave_kernel();
+        core_claims::locks::leave();
         ENGINES.each(|core| {
             // The engine is never dropped here: its drop may take locks, and would detach threads that do not exist in
             // the child and whose ids may be reused. SAFETY: the pointer is from an `Arc`, and the engine's drop

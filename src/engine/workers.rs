@@ -103,10 +103,7 @@ fn run_thread(
             std::mem::forget(worker);
             return Ended::Over;
         }
-        if let Some(claim) = worker.as_ref().and_then(|worker| threads.core_of(worker)) {
-            claim.give_back();
-        }
-        // If the worker's lane has ended, the worker is not kept while the thread waits.
+        // If the worker's lane has ended, the worker is not kept while the thread waits, nor is its core.
         drop(worker);
         // On systems other than Linux, a pinned thread cannot run an unpinned worker.
         next = if !is_pinned || topology::CAN_WIDEN { threads.await_offer() } else { None };

@@ -38,9 +38,7 @@ impl Backoff {
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 impl Backoff {
-    /// Creates a backoff for the calling thread.
     pub(super) fn new() -> Self {
-        crate::sync::thread::sleep_sharply();
         let now = std::time::Instant::now();
         Self { since: now, probed: now, looks: 0 }
     }
@@ -70,7 +68,7 @@ impl Backoff {
         if now - self.since < QUIET {
             crate::sync::thread::yield_now();
         } else {
-            std::thread::sleep(NAP);
+            crate::sync::thread::sleep_sharply(NAP);
         }
     }
 }

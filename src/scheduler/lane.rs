@@ -91,6 +91,11 @@ impl<T> Lane<T> {
         self.stealers.iter().map(|_| 0)
     }
 
+    /// Returns the number of workers.
+    pub(crate) fn workers(&self) -> usize {
+        self.options.workers
+    }
+
     /// Returns the lane's name.
     pub fn name(&self) -> &'static str {
         self.options.name

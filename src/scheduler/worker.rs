@@ -19,6 +19,7 @@ use crate::{
         edge::{engine_step, removed, step},
         hint,
     },
+    system::{Placement, pin::Pin},
     testing::pause::{self, Point},
     tracker::OpRef,
 };
@@ -110,6 +111,8 @@ pub struct Worker<T> {
     victim: Cell<usize>,
     /// The time and value of the last sample of the lane's `find` count.
     sample: Cell<(Instant, usize)>,
+    /// The core of the worker, if it has one.
+    pin: Option<Pin>,
 }
 
 impl<T> std::fmt::Debug for Worker<T> {
@@ -136,6 +139,24 @@ impl<T> Worker<T> {
             has_stayed: Cell::new(false),
             victim: Cell::new(index + 1),
             sample: Cell::new((Instant::now(), 0)),
+            pin: None,
+        }
+    }
+
+    /// Gives the worker a core of its own.
+    pub(crate) fn set_pin(&mut self, pin: Pin) {
+        self.pin = Some(pin);
+    }
+
+    /// Returns the worker's own core, if it has one.
+    pub(crate) fn pin(&self) -> Option<&Pin> {
+        self.pin.as_ref()
+    }
+
+    /// Looks at the worker's core if there has been no look for a while.
+    fn look(&self, look: impl FnOnce(&Pin) -> Option<Placement>) {
+        if let Some(placement) = self.pin.as_ref().and_then(look) {
+            self.lane.sleep().set_core(self.index, placement.core());
         }
     }
 
@@ -442,6 +463,7 @@ impl<T> Worker<T> {
     }
 
     fn begin_round(&self) {
+        self.look(Pin::look_in_round);
         self.turn.set(Turn::Injector);
         self.rounds.set(self.rounds.get().wrapping_add(1));
         self.budget.set(MAX_RUN);
@@ -540,6 +562,7 @@ impl<T> Worker<T> {
     /// policy permits.
     #[cold]
     fn search(&self) -> Option<OpRef<T>> {
+        self.look(Pin::look);
         let sleep = self.lane.sleep();
         let begin = |guard: &SearchGuard<'_>| {
             guard.state.set(SearchState::Inactive);

@@ -79,13 +79,21 @@ mod imp {
             None
         }
 
-        /// Makes the calling thread's timed sleeps end on time. By default, Linux may delay them by 50 µs.
-        pub(crate) fn sleep_sharply() {
+        /// Sleeps for `time`. By default, Linux may prolong a sleep by the thread's timer slack of 50 µs, which is
+        /// therefore reduced. A thread or process inherits the slack of the thread that starts it, so the reduction ends
+        /// with the sleep.
+        pub(crate) fn sleep_sharply(time: std::time::Duration) {
             #[cfg(all(target_os = "linux", not(miri)))]
-            // SAFETY: the call changes nothing but the timers of the calling thread and of threads that it starts.
-            unsafe {
-                libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong);
-            }
+            let set_slack = |nanos: libc::c_ulong| {
+                // SAFETY: the call changes nothing but the timers of the calling thread.
+                unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanos) };
+            };
+            #[cfg(not(all(target_os = "linux", not(miri))))]
+            let set_slack = |_: u64| {};
+            set_slack(1);
+            std::thread::sleep(time);
+            // Zero stands for the slack with which the thread started.
+            set_slack(0);
         }
 
         /// Returns a number that identifies the calling thread.

@@ -181,7 +181,7 @@ fn time_source(source: Option<&str>, each: Duration, reads_counter: bool) -> Fin
 }
 
 fn timer_slack(nanos: i64) -> Finding {
-    let found = format!("{nanos} ns on this thread; workers that sleep for a set time use 1 ns");
+    let found = format!("{nanos} ns on this thread; threads of GPUs sleep with 1 ns");
     finding(("timer slack", "sleeps that end on time"), found, None)
 }
 

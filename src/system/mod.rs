@@ -4,9 +4,12 @@
 //! cores.
 
 pub(crate) mod clock;
+pub(crate) mod core_claims;
+pub(crate) mod core_set;
 mod doctor;
 pub(crate) mod pages;
 pub(crate) mod panics;
+pub(crate) mod pin;
 pub(crate) mod stack;
 pub(crate) mod stderr;
 pub(crate) mod topology;

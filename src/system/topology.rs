@@ -1,20 +1,10 @@
-//! Cores: which ones a thread may use, which are near a device, which have pinned workers, and how a thread is pinned.
-//!
-//! The pinned workers are counted per process. The count is not part of any protocol, so it uses `std` even in models.
+//! Cores: which ones a thread may use, which are near a device, and how a thread is pinned.
 
-use std::{
-    fs,
-    num::NonZero,
-    ops::RangeInclusive,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-};
+use std::{fs, num::NonZero, ops::RangeInclusive, path::Path};
 
 use core_affinity::CoreId;
 
-use crate::sync::process::{PerProcess, ProcessMark};
+use super::core_set::{CoreSet, MAX_CORES};
 
 /// Where a worker runs.
 ///
@@ -39,6 +29,13 @@ pub enum Placement {
     Refused(usize),
 }
 
+impl Placement {
+    /// Returns the core on which the worker is pinned.
+    pub(crate) fn core(self) -> Option<usize> {
+        if let Self::Pinned(core) = self { Some(core) } else { None }
+    }
+}
+
 /// Returns the cores that Linux reports as near the device with this PCI address; none on other systems.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn cores_near(pci_address: &str) -> Vec<usize> {
@@ -60,9 +57,6 @@ fn parse(list: &str) -> Option<Vec<usize>> {
     Some(ranges?.into_iter().flatten().collect())
 }
 
-/// The number of cores for which Linux's mask has a bit.
-const MAX_CORES: usize = 1024;
-
 /// Whether a thread that was pinned to one core can be unpinned.
 pub(crate) const CAN_WIDEN: bool = cfg!(all(target_os = "linux", not(any(miri, raddle_loom, raddle_shuttle))));
 
@@ -78,30 +72,31 @@ pub(crate) fn allowed() -> Box<[usize]> {
 
 /// Pins the calling thread to `core`. Returns `false` if the operating system refuses.
 pub(crate) fn keep_to_one(core: usize) -> bool {
+    if CAN_WIDEN {
+        return CoreSet::new(&[core]).keep_thread();
+    }
     core_affinity::set_for_current(CoreId { id: core })
 }
 
-/// Restricts the calling thread to `cores`. Returns `false` if `cores` is empty or the operating system refuses.
-#[cfg(all(target_os = "linux", not(miri)))]
-pub(crate) fn keep_to(cores: &[usize]) -> bool {
-    // SAFETY: a mask is an array of bits, for which zero is valid.
-    let mut mask: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    for &core in cores.iter().filter(|&&core| core < MAX_CORES) {
-        // SAFETY: the mask has a bit for the core.
-        unsafe { libc::CPU_SET(core, &mut mask) };
-    }
-    // SAFETY: the mask is valid for its size, and 0 is the calling thread.
-    !cores.is_empty() && unsafe { libc::sched_setaffinity(0, size_of_val(&mask), &raw const mask) == 0 }
+/// Returns `cores` in the order in which an engine with fewer workers uses them: first one logical core of each physical
+/// core, those of one package after those of another.
+pub(super) fn spread(cores: &[usize]) -> Vec<usize> {
+    spread_by(cores, Path::new("/sys/devices/system/cpu"))
 }
 
-#[cfg(not(all(target_os = "linux", not(miri))))]
-pub(crate) fn keep_to(_cores: &[usize]) -> bool {
-    false
-}
-
-/// Returns the elements common to both lists.
-pub(crate) fn common(some: &[usize], others: &[usize]) -> Vec<usize> {
-    some.iter().copied().filter(|core| others.contains(core)).collect()
+/// [`spread`], with the folder in which Linux describes each core. A core without a description counts as a physical
+/// core of the first package.
+fn spread_by(cores: &[usize], folder: &Path) -> Vec<usize> {
+    let rank = |&core: &usize| {
+        let topology = folder.join(format!("cpu{core}/topology"));
+        let read = |name| fs::read_to_string(topology.join(name)).unwrap_or_default();
+        let siblings = parse(&read("thread_siblings_list")).unwrap_or_default();
+        let before = siblings.iter().filter(|&&sibling| sibling < core && cores.contains(&sibling)).count();
+        (before, read("physical_package_id").trim().parse().unwrap_or(0u32), core)
+    };
+    let mut cores = cores.to_vec();
+    cores.sort_by_cached_key(rank);
+    cores
 }
 
 /// Returns how many threads can compute simultaneously on `cores`, within the process's control group quota.
@@ -109,7 +104,7 @@ pub(crate) fn parallelism(cores: &[usize]) -> usize {
     // The standard library counts the cores available to the calling thread, which may be restricted to the core of an
     // engine's worker.
     let before = allowed();
-    let _restored = (*before != *cores && keep_to(cores)).then(|| RestoreAffinity(before));
+    let _restored = (*before != *cores && CoreSet::new(cores).keep_thread()).then(|| RestoreAffinity(before));
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
@@ -118,61 +113,7 @@ struct RestoreAffinity(Box<[usize]>);
 
 impl Drop for RestoreAffinity {
     fn drop(&mut self) {
-        let _ = keep_to(&self.0);
-    }
-}
-
-/// The number of pinned workers on each core, across all engines in the process. A forked child starts with none.
-static PINNED: PerProcess<Mutex<Vec<usize>>> = PerProcess::new();
-
-fn pinned() -> MutexGuard<'static, Vec<usize>> {
-    PINNED.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A pinned worker's claim to a core, valid until it is given back or dropped.
-#[derive(Debug)]
-pub(crate) struct CoreClaim {
-    pub(crate) core: usize,
-    given_back: AtomicBool,
-    process: ProcessMark,
-}
-
-/// Whether no engine of this process has pinned a worker to one of `cores`.
-pub(crate) fn are_free(cores: &[usize]) -> bool {
-    let pinned = pinned();
-    cores.iter().all(|&core| pinned.get(core).is_none_or(|&workers| workers == 0))
-}
-
-/// Claims `count` of `cores`, or all of them if there are fewer: those with the fewest pinned workers and, among
-/// equals, the lowest numbers. The claims are in ascending order.
-pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<CoreClaim> {
-    let mut pinned = pinned();
-    let most = cores.iter().max().map_or(0, |core| core + 1);
-    if pinned.len() < most {
-        pinned.resize(most, 0);
-    }
-    let mut chosen = cores.to_vec();
-    chosen.sort_by_key(|&core| (pinned[core], core));
-    chosen.truncate(count);
-    chosen.sort_unstable();
-    chosen.iter().for_each(|&core| pinned[core] += 1);
-    let process = ProcessMark::current();
-    chosen.into_iter().map(|core| CoreClaim { core, given_back: AtomicBool::new(false), process }).collect()
-}
-
-impl CoreClaim {
-    /// Gives the core back. Further calls do nothing.
-    pub(crate) fn give_back(&self) {
-        // Relaxed: this only decides which call changes the count, which a lock protects.
-        if !self.given_back.swap(true, Relaxed) && !self.process.is_foreign() {
-            pinned()[self.core] -= 1;
-        }
-    }
-}
-
-impl Drop for CoreClaim {
-    fn drop(&mut self) {
-        self.give_back();
+        CoreSet::new(&self.0).keep_thread();
     }
 }
 
@@ -191,6 +132,27 @@ mod tests {
     }
 
     #[test]
+    fn siblings_of_a_physical_core_and_other_packages_come_last() {
+        let folder = std::env::temp_dir().join(format!("raddle-cores-{}", std::process::id()));
+        // Two packages of two physical cores, each with two logical cores.
+        for (core, package, siblings) in
+            [(0, 0, "0,4"), (1, 0, "1,5"), (2, 1, "2,6"), (3, 1, "3,7"), (4, 0, "0,4"), (5, 0, "1,5"), (6, 1, "2,6")]
+        {
+            let topology = folder.join(format!("cpu{core}/topology"));
+            fs::create_dir_all(&topology).expect("a folder");
+            fs::write(topology.join("thread_siblings_list"), format!("{siblings}\n")).expect("a file");
+            fs::write(topology.join("physical_package_id"), format!("{package}\n")).expect("a file");
+        }
+        assert_eq!(spread_by(&[0, 1, 2, 3, 4, 5, 6], &folder), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(spread_by(&[0, 2, 4, 5, 6], &folder), [0, 5, 2, 4, 6], "5 is the only logical core of its core");
+        assert_eq!(spread_by(&[6, 1, 2], &folder), [1, 2, 6]);
+        // Neither core 7 nor core 8 is described.
+        assert_eq!(spread_by(&[8, 4, 0, 7], &folder), [0, 7, 8, 4]);
+        assert_eq!(spread_by(&[8, 4, 0, 7], &folder.join("absent")), [0, 4, 7, 8]);
+        fs::remove_dir_all(folder).expect("the folder");
+    }
+
+    #[test]
     fn an_absent_device_has_no_near_cores() {
         assert!(cores_near("ffff:ff:1f.7").is_empty());
     }
@@ -201,14 +163,15 @@ mod tests {
         let kept = std::thread::spawn(|| {
             let before = allowed();
             assert!(!before.is_empty(), "Linux reports no cores");
+            let keep_to = |cores: &[usize]| CoreSet::new(cores).keep_thread();
             assert!(!keep_to(&[]), "an empty set must be refused");
             assert!(!keep_to(&[MAX_CORES]), "a core that does not exist was accepted");
             assert!(keep_to(&[before[0], MAX_CORES + 1]));
-            assert_eq!(common(&before, &allowed()), before[..1]);
+            assert_eq!(*allowed(), before[..1]);
             assert_eq!(
                 parallelism(&before),
                 std::thread::spawn(move || {
-                    assert!(keep_to(&before));
+                    assert!(CoreSet::new(&before).keep_thread());
                     std::thread::available_parallelism().map_or(1, NonZero::get)
                 })
                 .join()
@@ -217,25 +180,5 @@ mod tests {
             assert_eq!(allowed().len(), 1, "asking for other cores must not move the thread");
         });
         kept.join().expect("the thread should not panic");
-    }
-
-    #[test]
-    fn the_least_used_cores_are_claimed_first_and_given_back_once() {
-        // Cores that no test's engine uses.
-        let cores = [2000, 2001, 2002];
-        let numbers = |claims: &[CoreClaim]| claims.iter().map(|claim| claim.core).collect::<Vec<_>>();
-        let one = claim(&cores, 1);
-        assert_eq!(numbers(&one), [2000]);
-        let two = claim(&cores, 2);
-        assert_eq!(numbers(&two), [2001, 2002]);
-        let all = claim(&cores, 5);
-        assert_eq!(numbers(&all), cores);
-        two[1].give_back();
-        two[1].give_back();
-        drop(two);
-        assert_eq!(numbers(&claim(&cores, 2)), [2001, 2002]);
-        drop((one, all));
-        assert_eq!(numbers(&claim(&cores, 1)), [2000]);
-        assert!(claim(&[], 3).is_empty());
     }
 }

@@ -21,8 +21,10 @@ use crate::{
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
     sync::{Mutex, lock, thread_static},
     system::{
+        Placement,
+        core_claims::CoreClaim,
+        pin::{EngineCores, Pin},
         stack::StackSizes,
-        topology::{self, CoreClaim, Placement},
     },
     tracker::OpRef,
 };
@@ -53,8 +55,6 @@ pub(crate) struct LaneSpec {
     pub(crate) name: &'static str,
     pub(crate) workers: usize,
     pub(crate) idle: IdlePolicy,
-    /// Whether workers are pinned, each to its own core, until the cores run out.
-    pub(crate) pinned: bool,
 }
 
 /// The numbers of the pool's threads.
@@ -72,9 +72,7 @@ pub(crate) struct ThreadPool<T> {
     engine: u64,
     lanes: Box<[Arc<Lane<T>>]>,
     /// The cores that the engine's threads may use.
-    mask: Box<[usize]>,
-    /// The core of each worker of each lane, if the worker has one.
-    cores: Box<[Box<[Option<CoreClaim>]>]>,
+    cores: Arc<EngineCores>,
     max_threads: usize,
     numbers: Mutex<Numbers>,
     spares: SpareThreads<BoxedWorker<T>>,
@@ -100,11 +98,17 @@ fn next_engine() -> u64 {
 thread_static!(static STARTED_FOR: Cell<u64> = Cell::new(0));
 
 impl<T: Send + 'static> ThreadPool<T> {
-    /// Creates the lanes and workers of an engine that may use the cores in `mask`. [`spawn`](Self::spawn) starts the
-    /// workers' threads.
-    pub(crate) fn new(specs: &[LaneSpec], mask: Box<[usize]>, stacks: StackSizes) -> (Self, Vec<BoxedWorker<T>>) {
+    /// Creates the lanes and workers of an engine that may use `cores`. The first workers are pinned, each to one of the
+    /// cores in `claims`. If they `give_way`, they leave their cores while others compute there.
+    /// [`spawn`](Self::spawn) starts the workers' threads.
+    pub(crate) fn new(
+        specs: &[LaneSpec],
+        cores: &[usize],
+        (claims, give_way): (Vec<CoreClaim>, bool),
+        stacks: StackSizes,
+    ) -> (Self, Vec<BoxedWorker<T>>) {
         let max_threads = specs.iter().map(|spec| spec.workers).sum::<usize>() + MAX_SPARES;
-        let mut workers = Vec::new();
+        let mut workers: Vec<BoxedWorker<T>> = Vec::new();
         let lanes = specs
             .iter()
             .map(|spec| {
@@ -113,15 +117,13 @@ impl<T: Send + 'static> ThreadPool<T> {
                 lane
             })
             .collect();
-        let cores_of = |spec: &LaneSpec| {
-            let mut claims = topology::claim(&mask, if spec.pinned { spec.workers } else { 0 }).into_iter();
-            (0..spec.workers).map(|_| claims.next()).collect()
-        };
+        let cores = Arc::new(EngineCores::new(cores));
+        let pins = claims.into_iter().map(|claim| Pin::new(claim, Arc::clone(&cores), give_way));
+        workers.iter_mut().zip(pins).for_each(|(worker, pin)| worker.set_pin(pin));
         let pool = Self {
             engine: next_engine(),
             lanes,
-            cores: specs.iter().map(cores_of).collect(),
-            mask,
+            cores,
             max_threads,
             numbers: Mutex::new(Numbers::default()),
             spares: SpareThreads::default(),
@@ -305,7 +307,7 @@ impl<T: Send + 'static> ThreadPool<T> {
 
     /// Returns each lane's number, along with its number of workers.
     pub(crate) fn workers_by_lane(&self) -> impl Iterator<Item = (u8, usize)> + '_ {
-        self.cores.iter().enumerate().map(|(lane, cores)| (lane as u8, cores.len()))
+        self.lanes.iter().enumerate().map(|(number, lane)| (number as u8, lane.workers()))
     }
 
     /// Waits until all threads have ended, or until `deadline`. [`end`](Self::end) must have been called before, and
@@ -334,20 +336,15 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.lanes.iter().position(|lane| Arc::ptr_eq(lane, worker.lane())).unwrap_or(0)
     }
 
-    /// Returns the core of `worker`, if it has one.
-    pub(crate) fn core_of(&self, worker: &Worker<T>) -> Option<&CoreClaim> {
-        self.cores[self.lane_of(worker)][worker.index()].as_ref()
-    }
-
     /// Pins the calling thread to the core of `worker`, or else allows it to run on any of the engine's cores.
     pub(crate) fn pin_to_core(&self, worker: &Worker<T>) -> Placement {
-        match self.core_of(worker) {
-            Some(claim) if topology::keep_to_one(claim.core) => Placement::Pinned(claim.core),
-            claim => {
-                let _ = topology::keep_to(&self.mask);
-                claim.map_or(Placement::Unpinned, |claim| Placement::Refused(claim.core))
-            }
-        }
+        worker.pin().map_or_else(
+            || {
+                self.cores.widen();
+                Placement::Unpinned
+            },
+            Pin::keep,
+        )
     }
 
     /// Returns the lane with this number.
@@ -377,8 +374,8 @@ impl<T: Send + 'static> ThreadPool<T> {
     }
 
     /// Returns the cores that the engine's threads may use.
-    pub(crate) fn mask(&self) -> &[usize] {
-        &self.mask
+    pub(crate) fn cores(&self) -> &EngineCores {
+        &self.cores
     }
 
     /// Records that the calling thread was started for this engine.

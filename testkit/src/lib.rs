@@ -10,6 +10,8 @@
 )]
 
 pub mod harness;
+#[cfg(target_os = "linux")]
+pub mod limits;
 pub mod logger;
 #[cfg(target_os = "linux")]
 pub mod no_threads;

@@ -8,14 +8,21 @@ use raddle_testkit as common;
 
 use std::{
     cell::RefCell,
+    collections::HashSet,
+    env, fs,
     panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
     sync::{Arc, Mutex},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::shapes::*;
-use common::{Gate, Journal, Meeting, PATIENCE, THREADED, allowed_cores, child_succeeds, is_child, lock, watched};
+use common::{
+    Gate, Journal, Meeting, PATIENCE, THREADED, allowed_cores, child, child_succeeds, is_child,
+    limits::{NoFiles, confine_process},
+    lock, watched,
+};
 use core_affinity::CoreId;
 use raddle::{Device, Engine, EngineKind, gpu::SimulatedGpu, system::Placement, unpinned};
 
@@ -143,7 +150,7 @@ fn an_engine_stays_on_the_cores_of_the_thread_that_built_it() {
         let last = *cores().last().expect("there should be at least one core");
         let engine = thread::spawn(move || {
             assert!(core_affinity::set_for_current(CoreId { id: last }));
-            Engine::builder().gpu(SimulatedGpu::new()).build().expect("an engine")
+            Engine::builder().pin(true).gpu(SimulatedGpu::new()).build().expect("an engine")
         });
         let engine = engine.join().expect("an engine");
         assert_eq!(engine.placements(), [Placement::Pinned(last)]);
@@ -192,6 +199,7 @@ fn destructors_of_thread_locals_on_a_worker_may_use_all_cores() {
 
 // --------------------------------------------------------------------------------------------- several engines ----
 
+/// A process that can open no files cannot know what others claim, so the cores of its engines are known.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn two_engines_share_no_core_while_others_are_free() {
@@ -206,6 +214,7 @@ fn in_a_child_two_engines_share_no_core_while_others_are_free() {
     }
     watched(|| {
         let cores = cores();
+        let _none = NoFiles::new();
         let build = |workers| Engine::builder().workers(workers).pin(true).build().expect("an engine");
         let places = |engine: &Engine| engine.placements().iter().map(core_of).collect::<Vec<_>>();
         let mut engines: Vec<_> = cores.iter().map(|_| build(1)).collect();
@@ -240,10 +249,13 @@ fn in_a_child_engines_are_pinned_by_default() {
     if !is_child() {
         return;
     }
+    let whole_cores = cores().len();
+    // Without files, no claims of other processes are known, nor a quota.
+    let _none = NoFiles::new();
     let count = thread::available_parallelism().expect("a number of cores").get();
     let is_pinned = |engine: &Engine| matches!(engine.placements()[0], Placement::Pinned(_));
     let build = |workers| Engine::builder().kind(EngineKind::PerDevice).workers(workers).build().expect("an engine");
-    let whole = count == cores().len();
+    let whole = count == whole_cores;
     if count > 1 {
         assert!(!is_pinned(&build(count - 1)), "another process could use the same cores");
     }
@@ -252,6 +264,181 @@ fn in_a_child_engines_are_pinned_by_default() {
     assert!(!is_pinned(&build(count)), "another engine has these cores");
     drop(all);
     assert_eq!(is_pinned(&build(count)), whole, "the other engine is gone");
+}
+
+/// Builds an engine with one pinned worker, says in a file which core it has, and keeps it until there are two files.
+#[test]
+#[ignore = "run by another test in separate processes"]
+fn in_a_child_an_engine_says_which_core_it_has() {
+    let Some(folder) = env::var_os("RADDLE_TEST_CORES").map(PathBuf::from).filter(|_| is_child()) else { return };
+    let all_have_said = || fs::read_dir(&folder).expect("a folder").count() >= 2;
+    let engine = Engine::builder().workers(1).pin(true).build().expect("an engine");
+    let said = folder.join(std::process::id().to_string());
+    fs::write(said, core_of(&engine.placements()[0]).to_string()).expect("a file");
+    common::eventually("the other process has built its engine", all_have_said);
+}
+
+/// Other programs may have engines of their own while the test runs, so one success suffices.
+#[test]
+#[cfg_attr(miri, ignore = "starts processes")]
+fn engines_of_two_processes_share_no_core_while_others_are_free() {
+    if cores().len() < 2 {
+        return eprintln!("skipped: there is only one core");
+    }
+    let folder = env::temp_dir().join(format!("raddle-test-cores-{}", std::process::id()));
+    let are_apart = || {
+        fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.to_str().expect("a name in UTF-8");
+        let run = || child("in_a_child_an_engine_says_which_core_it_has", &[("RADDLE_TEST_CORES", path)]);
+        let ends = thread::scope(|scope| [scope.spawn(run), scope.spawn(run)].map(|end| end.join().expect("no panic")));
+        ends.iter().for_each(|(success, text)| assert!(success, "{text}"));
+        let said =
+            fs::read_dir(&folder).expect("a folder").map(|file| fs::read_to_string(file.expect("a file").path()));
+        let said: HashSet<_> = said.map(|core| core.expect("a core")).collect();
+        fs::remove_dir_all(&folder).expect("the folder can be removed");
+        said.len() == 2
+    };
+    assert!((0..10).any(|_| are_apart()), "both processes compute on one core");
+}
+
+// --------------------------------------------------------------------------------------------- changes of cores ----
+
+/// Returns the cores that each worker of an idle engine may use, in the order of the workers.
+fn cores_of_workers(engine: &Engine) -> Vec<Vec<usize>> {
+    let count = engine.placements().len();
+    let (meeting, found) = (Meeting::new(count), Journal::new());
+    for _ in 0..count {
+        let (meeting, found) = (meeting.clone(), found.clone());
+        let report = move |cx: &raddle::OpContext<'_>| {
+            meeting.join();
+            found.add((cx.worker(), cores()));
+        };
+        engine.op("report").push_sync(report).expect("the engine should be open");
+    }
+    engine.wait_for_all().expect("no operation should fail");
+    let mut found = found.take();
+    found.sort();
+    found.into_iter().map(|(_, cores)| cores).collect()
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn threads_follow_the_cores_of_the_process() {
+    child_succeeds("in_a_child_the_process_is_confined");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_the_process_is_confined() {
+    if !is_child() {
+        return;
+    }
+    let all = cores();
+    let last = [all[all.len() - 1]];
+    watched(move || {
+        let engine = Engine::builder().workers(all.len()).pin(true).build().expect("an engine");
+        let pinned: Vec<_> = engine.placements().iter().map(|placement| vec![core_of(placement)]).collect();
+        assert_eq!(cores_of_workers(&engine), pinned);
+        for _ in 0..3 {
+            confine_process(&last);
+            assert!(cores_of_workers(&engine).iter().all(|cores| *cores == last));
+            // Each wait hands the worker to another thread, which must not leave the cores of the process.
+            let waits = |_| {
+                let inside = engine.clone();
+                let waits = move |()| {
+                    let other = inside.op("other").submit((), |()| cores());
+                    let other = other.expect("the engine should be open").wait_timeout(PATIENCE);
+                    (other.expect("no operation should fail"), cores())
+                };
+                engine.op("waits").submit((), waits).expect("the engine should be open")
+            };
+            for waits in (0..3 * all.len()).map(waits).collect::<Vec<_>>() {
+                assert_eq!(waits.wait().expect("no operation should fail"), (last.to_vec(), last.to_vec()));
+            }
+            confine_process(&all);
+            common::eventually("the workers are pinned again", || cores_of_workers(&engine) == pinned);
+        }
+        // A worker that always has work notices as well.
+        confine_process(&last);
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let push = || {
+            let seen = Arc::clone(&seen);
+            let report = engine.op("report").push((), move |()| {
+                *lock(&seen) = cores();
+                thread::sleep(Duration::from_micros(50));
+            });
+            report.expect("the engine should be open");
+        };
+        let mut count = 0;
+        let mut is_seen = |what, wanted: &dyn Fn(&[usize]) -> bool| {
+            common::eventually(what, || {
+                // There are always some hundred operations.
+                (0..if count == 0 { 1000 } else { 100 }).for_each(|_| push());
+                count += 1;
+                wanted(&lock(&seen))
+            });
+        };
+        is_seen("the operations run where the process may", &|cores| cores == last);
+        confine_process(&all);
+        is_seen("the workers are pinned again", &|cores| cores.len() == 1 && cores != last || all.len() == 1);
+        engine.wait_for_all().expect("no operation should fail");
+    });
+}
+
+/// Without a neighbour, and with `pin(true)`, workers stay pinned.
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn by_default_a_worker_leaves_a_core_on_which_others_compute() {
+    child_succeeds("in_a_child_a_thread_computes_on_the_core_of_a_worker");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_a_thread_computes_on_the_core_of_a_worker() {
+    if !is_child() {
+        return;
+    }
+    let all = cores();
+    if all.len() < 2 {
+        return eprintln!("skipped: there is only one core");
+    }
+    if fs::metadata("/proc/thread-self/schedstat").is_err() {
+        return eprintln!("skipped: the kernel does not count waits");
+    }
+    watched(move || {
+        let build = |pin: Option<bool>| {
+            // No quota and no other process is seen.
+            let _none = NoFiles::new();
+            let builder = Engine::builder().workers(all.len());
+            pin.into_iter().fold(builder, |builder, pin| builder.pin(pin)).build().expect("an engine")
+        };
+        let neighbour = all[0];
+        thread::spawn(move || {
+            assert!(core_affinity::set_for_current(CoreId { id: neighbour }));
+            loop {
+                std::hint::spin_loop();
+            }
+        });
+        // Returns whether an operation has run unpinned.
+        let leaves = |engine: &Engine| {
+            let work = |_| {
+                let work = engine.op("work").submit((), |()| {
+                    let start = Instant::now();
+                    while start.elapsed() < Duration::from_millis(1) {}
+                    cores()
+                });
+                work.expect("the engine should be open")
+            };
+            let work: Vec<_> = (0..20 * all.len()).map(work).collect();
+            work.into_iter().any(|work| work.wait().expect("no operation should fail").len() > 1)
+        };
+        let engine = build(Some(true));
+        assert!((0..20).all(|_| !leaves(&engine)), "a worker has left its core in spite of `pin(true)`");
+        drop(engine);
+        let engine = build(None);
+        assert_eq!(engine.placements()[0], Placement::Pinned(neighbour));
+        common::eventually("a worker has left its core", || leaves(&engine));
+    });
 }
 
 // ---------------------------------------------------------------------------------------------------- unpinned ----

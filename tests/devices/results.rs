@@ -2,6 +2,7 @@
 
 use crate::common::shapes::*;
 use std::{
+    fs,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -852,15 +853,30 @@ fn a_full_stream_receives_further_operations_before_it_is_empty() {
     }
 }
 
-/// A lane's thread sleeps briefly between polls of its stream, so it sets its timer slack below the default.
+/// A lane's thread sleeps briefly between polls of its stream, with less timer slack than the default. What a function
+/// starts would inherit this slack, so the function has the default.
 #[test]
 #[cfg(all(target_os = "linux", not(miri)))]
-fn the_thread_of_a_lane_sleeps_for_a_short_time() {
+fn the_thread_of_a_lane_has_little_slack_only_while_it_sleeps() {
     let gpu = manual();
     let engine = engine(EngineKind::PerDevice, &gpu);
+    let var = device(&engine, 1);
     let before = timer_slack();
-    let lanes = engine.op("look").on(GPU).submit((), |()| timer_slack()).unwrap();
-    assert_eq!(lanes.wait().unwrap(), 1);
+    let look = || engine.op("look").on(GPU).submit((), |()| (timer_slack(), fs::read_link("/proc/thread-self")));
+    let (slack, thread) = look().unwrap().wait().unwrap();
+    assert_eq!(slack, before);
+    // The clock stands still, so the thread polls the stream.
+    kernel(&engine, "pending", &var, |_| {});
+    let number = thread.expect("procfs").file_name().expect("a number").to_string_lossy().into_owned();
+    // Only a privileged process may look at another thread.
+    let others = || fs::read_to_string(format!("/proc/{number}/timerslack_ns")).ok();
+    if others().is_some() {
+        eventually("the thread sleeps with little slack", || others().is_some_and(|slack| slack.trim() == "1"));
+    }
+    let (slack, _) = look().unwrap().wait().unwrap();
+    gpu.advance(ms(2000));
+    engine.wait_for_all().unwrap();
+    assert_eq!(slack, before, "the slack of a sleep has stayed");
     assert_eq!(timer_slack(), before, "the slack of a thread of the program has changed");
 }
 
