@@ -30,7 +30,7 @@ fn a_failure_is_named_even_if_its_message_cannot_be_formatted() {
             Err(std::fmt::Error)
         }
     }
-    impl std::error::Error for Unprintable {}
+    impl Error for Unprintable {}
     on_kinds(&KINDS, 1, |engine| {
         for panics in [false, true] {
             let value = engine.var(0);
