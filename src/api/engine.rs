@@ -253,6 +253,10 @@ impl Engine {
     /// Creates a variable for `len` values in device memory, with unspecified contents. The memory comes from a pool.
     /// If the pool has no suitable block, the calling thread allocates one from the device's driver.
     ///
+    /// The memory of a variable returns to the pool in push order, when the operations on the variable are complete. So
+    /// if there is not enough memory, this waits until the variables of this engine that were dropped or deleted before
+    /// the call have returned theirs, except where [waits are forbidden](Self::wait_for_var) or would deadlock.
+    ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use raddle::{Device, Engine, gpu::SimulatedGpu};
@@ -269,12 +273,13 @@ impl Engine {
     /// # Errors
     /// Returns an error if the engine has no such device, if the device is out of memory or lost, or in a forked child.
     pub fn device_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<DeviceVec<T>>, DeviceError> {
-        let memory = DeviceVec::<T>::new(&self.driver(gpu)?, len)?;
-        Ok(Var::new(Token::with_value(self.core(), memory, ValueMemory::Elsewhere)))
+        let memory = self.allocate(gpu, |driver| DeviceVec::<T>::new(driver, len))?;
+        Ok(Var::new(Token::with_value(self.core(), memory, ValueMemory::Device)))
     }
 
     /// Creates a variable for `len` values in page-locked host memory, which devices can copy to and from directly. The
-    /// memory is cacheable, filled with zeros and, as with [`device_var`](Self::device_var), taken from a pool.
+    /// memory is cacheable and filled with zeros. As with [`device_var`](Self::device_var), it is taken from a pool, and
+    /// this may wait for it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -293,8 +298,65 @@ impl Engine {
     /// Returns an error if the engine has no such device, if the memory is exhausted, if the device is lost, or in a
     /// forked child.
     pub fn pinned_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<PinnedVec<T>>, DeviceError> {
-        let memory = PinnedVec::<T>::new(&self.driver(gpu)?, len)?;
-        Ok(Var::new(Token::with_value(self.core(), memory, ValueMemory::Host)))
+        let memory = self.allocate(gpu, |driver| PinnedVec::<T>::new(driver, len))?;
+        Ok(Var::new(Token::with_value(self.core(), memory, ValueMemory::Pinned)))
+    }
+
+    /// Calls `allocate` until there is memory, or until no deletion is pending that was pushed before the call.
+    fn allocate<V>(
+        &self,
+        gpu: Device,
+        allocate: impl Fn(&Arc<dyn Driver>) -> Result<V, DeviceError>,
+    ) -> Result<V, DeviceError> {
+        let driver = self.driver(gpu)?;
+        loop {
+            // Counted first, since what a deletion returns from now on may suffice.
+            let freeing = self.core().freeing().filter(|group| group.pending().count() > 0);
+            match (allocate(&driver), freeing) {
+                (Err(error), Some(group)) if error.is_out_of_memory() => {
+                    // If a wait is impossible here, the memory is lacking for good.
+                    wait::for_members(self.core(), group, None).map_err(|_| error)?;
+                }
+                (allocated, _) => return allocated,
+            }
+        }
+    }
+
+    /// Limits the pools of a device's memory and of pinned memory. Default: 256 MiB each.
+    ///
+    /// A pool keeps the memory of variables that are gone, so that new variables need not ask the device's driver, which
+    /// may stall the whole device. It never keeps more than `bytes` of free memory, unless the program has used so much
+    /// memory at once since it last used none: then it keeps up to that. What is too much returns to the driver when a
+    /// variable ends. The engines that use a device share its pools.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
+    ///
+    /// let gpu = Device::Gpu(0);
+    /// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;
+    /// engine.limit_pools(gpu, 1 << 20)?;
+    /// drop(engine.pinned_var::<u8>(gpu, 4 << 20)?);
+    /// engine.wait_for_all()?;
+    /// assert_eq!(engine.trim_pools(gpu)?, 0, "nothing that large was kept");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if the engine has no such device, or in a forked child.
+    pub fn limit_pools(&self, gpu: Device, bytes: usize) -> Result<(), DeviceError> {
+        self.driver(gpu)?.limit_pools(bytes);
+        Ok(())
+    }
+
+    /// Returns the free memory in the [pools](Self::limit_pools) of a device to its driver, which may stall the whole
+    /// device. Returns how many bytes these were.
+    ///
+    /// # Errors
+    /// Returns an error if the engine has no such device, if the device is lost, or in a forked child.
+    pub fn trim_pools(&self, gpu: Device) -> Result<usize, DeviceError> {
+        self.driver(gpu)?.trim_pools()
     }
 
     /// Creates a variable for a stream imported by the program. Operations name the variable to issue work on the

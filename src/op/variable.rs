@@ -92,6 +92,10 @@ pub(crate) enum ValueMemory {
     /// In host memory. A CPU operation may use the value only once all earlier device operations on the variable are
     /// complete.
     Host,
+    /// As `Host`, in a device's pool.
+    Pinned,
+    /// In a device's pool, in the memory of the device.
+    Device,
     /// Elsewhere, or nowhere: the cell contains only a handle to the value, or there is no value.
     Elsewhere,
 }
@@ -189,6 +193,8 @@ impl VarCell {
     unsafe fn owned_by<T: Send>(core: &Arc<Core>, owner: usize, value: T, memory: ValueMemory) -> NonNull<Self> {
         let info = match memory {
             ValueMemory::Host => const { &ValueInfo::of::<T>(ValueMemory::Host) },
+            ValueMemory::Pinned => const { &ValueInfo::of::<T>(ValueMemory::Pinned) },
+            ValueMemory::Device => const { &ValueInfo::of::<T>(ValueMemory::Device) },
             ValueMemory::Elsewhere => const { &ValueInfo::of::<T>(ValueMemory::Elsewhere) },
         };
         let (place, slack) = allocate(info.layout);
@@ -317,7 +323,12 @@ impl VarCell {
 
     /// Whether the variable has a value in host memory.
     pub(crate) fn is_host_value(&self) -> bool {
-        self.value.memory == ValueMemory::Host
+        matches!(self.value.memory, ValueMemory::Host | ValueMemory::Pinned)
+    }
+
+    /// Whether the value's memory belongs to a device's pool.
+    pub(crate) fn is_pooled(&self) -> bool {
+        matches!(self.value.memory, ValueMemory::Pinned | ValueMemory::Device)
     }
 
     /// Counts a mutation by a GPU operation. Several lanes may do so concurrently.

@@ -18,12 +18,13 @@ use std::{
     },
     task::{Context, Wake, Waker},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use common::{KINDS, THREADED, child_succeeds};
 use raddle::{
-    Engine, EngineBuilder, EngineKind, OpBuilder, OpHandle, PushError, Var, completion, cx, error::BuildError,
+    Completion, Engine, EngineBuilder, EngineKind, OpBuilder, OpHandle, PushError, Var, completion, cx,
+    error::BuildError,
 };
 
 /// What each function is promised on the engines of these tests.
@@ -251,6 +252,92 @@ fn a_chain_of_cancellations() {
         rx.recv().unwrap().complete();
         let _ = engine.wait_for_all();
     }
+}
+
+/// A wait that gave up is passed over at its turn, on the thread that finds it ready.
+#[test]
+fn a_storm_of_waits_that_gave_up_ends() {
+    child_succeeds("storms_of_waits_that_gave_up");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn storms_of_waits_that_gave_up() {
+    const LENGTH: usize = if cfg!(any(raddle_tsan, raddle_unpooled)) { 5_000 } else { 100_000 };
+    // Bits that select what may occur: everything, and the pairs that need no thread.
+    let masks = [u32::MAX, 1 << 0 | 1 << 3, 1 << 0 | 1 << 4, 1 << 4 | 1 << 5, 1 << 0 | 1 << 1, 1 << 6 | 1 << 8];
+    for kind in KINDS {
+        for mask in masks {
+            for ends_on in ["a worker", "a small thread", "this thread"] {
+                println!("{kind}, {mask:b}, on {ends_on}");
+                let engine = engine(kind);
+                let (variable, (tx, rx)) = (engine.var(0_u64), mpsc::channel());
+                let held = (variable.write(), completion());
+                engine.op("hold").push(held, move |(_, done)| tx.send(done).unwrap()).unwrap();
+                let length = if mask == u32::MAX { LENGTH } else { LENGTH / 5 };
+                storm(&engine, &variable, length, mask);
+                let done: Completion = rx.recv().unwrap();
+                match ends_on {
+                    "a worker" => engine.op("end").push((), move |()| done.complete()).unwrap(),
+                    "a small thread" => on_small_thread(|| done.complete()),
+                    _ => done.complete(),
+                }
+                engine.wait_for_var(&variable).unwrap();
+                // The groups and the deadlines fail some.
+                let _ = engine.wait_for_all();
+                engine.clear_errors();
+            }
+        }
+    }
+}
+
+/// Pushes operations behind the holder of `variable` that all give up. `mask` selects their kinds.
+fn storm(engine: &Engine, variable: &Var<u64>, length: usize, mask: u32) {
+    fn poll_once(future: impl Future) {
+        _ = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
+    }
+    let (group, mut random) = (engine.group(), 1_u64);
+    let mut pushed = 0;
+    while pushed < length {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let kind = (random >> 60) as u32;
+        if mask & (1 << kind) == 0 {
+            continue;
+        }
+        pushed += 1;
+        match kind {
+            0 => _ = engine.get_timeout(variable, Duration::ZERO),
+            1 => _ = engine.wait_for_var_timeout(variable, Duration::ZERO),
+            2 => _ = engine.wait_to_read_timeout(variable, Duration::ZERO),
+            3 => engine.clear_error(variable).unwrap(),
+            4 => poll_once(engine.acquire(variable.write())),
+            5 => poll_once(engine.acquire(variable.read())),
+            6 => poll_once(engine.get_async(variable)),
+            7 => poll_once(engine.wait_for_var_async(variable)),
+            8 => _ = engine.op("quiet").submit(variable.write(), |_| ()).unwrap().cancel_quietly(),
+            9 => {
+                let loud = engine.op("loud").submit(variable.overwrite(), |_| ()).unwrap();
+                loud.cancel();
+                loud.ignore();
+            }
+            10 => engine.op("late").deadline(Instant::now()).push(variable.overwrite(), |_| ()).unwrap(),
+            11 => group.op("member").push(variable.read(), |_| ()).unwrap(),
+            12 => {
+                let other = engine.var(0_u64);
+                poll_once(engine.acquire((variable.write(), other.write())));
+            }
+            13 => {
+                drop(engine.op("future").submit_future(variable.write(), |value| async move { drop(value) }).unwrap())
+            }
+            14 => engine.op("eager").eager().push(variable.read(), |_| ()).unwrap(),
+            _ => {
+                let read = (variable.read(), completion());
+                engine.op("completion").push(read, |(_, done)| done.complete()).unwrap();
+            }
+        }
+    }
+    group.cancel_quietly();
+    engine.clear_error(variable).unwrap();
 }
 
 #[test]
