@@ -274,7 +274,8 @@ fn storms_of_waits_that_gave_up() {
                 let (variable, (tx, rx)) = (engine.var(0_u64), mpsc::channel());
                 let held = (variable.write(), completion());
                 engine.op("hold").push(held, move |(_, done)| tx.send(done).unwrap()).unwrap();
-                let length = if mask == u32::MAX { LENGTH } else { LENGTH / 5 };
+                let is_whole = mask == u32::MAX && ends_on == "a worker";
+                let length = if is_whole { LENGTH } else { LENGTH / 20 };
                 storm(&engine, &variable, length, mask);
                 let done: Completion = rx.recv().unwrap();
                 match ends_on {
@@ -338,6 +339,43 @@ fn storm(engine: &Engine, variable: &Var<u64>, length: usize, mask: u32) {
     }
     group.cancel_quietly();
     engine.clear_error(variable).unwrap();
+}
+
+/// Whatever is left of a stack where nothing more is nested, the rest of a chain does not take another stack.
+#[test]
+fn a_chain_of_waits_that_gave_up_takes_one_stack() {
+    child_succeeds("waits_that_gave_up_in_a_chain");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn waits_that_gave_up_in_a_chain() {
+    fn below(bytes: usize, f: impl FnOnce()) {
+        let page = black_box([1_u8; 256]);
+        if bytes == 0 {
+            f()
+        } else {
+            below(bytes - 256, f)
+        }
+        black_box(&page);
+    }
+    const LENGTH: usize = if cfg!(any(raddle_tsan, raddle_unpooled)) { 1_000 } else { 10_000 };
+    for at in 0..32_usize {
+        let reserve = (128 << 10) + 512 * at;
+        let builder = Engine::builder().kind(EngineKind::Naive).stack_size(512 << 10).stack_reserve(reserve);
+        let engine = builder.build().unwrap();
+        let (variable, (tx, rx)) = (engine.var(0), mpsc::channel());
+        engine.op("hold").push((variable.write(), completion()), move |(_, done)| tx.send(done).unwrap()).unwrap();
+        let pusher = thread::current().id();
+        for _ in 0..LENGTH {
+            // Gives up, so it is completed at its turn, by what it has left behind.
+            engine.get_timeout(&variable, Duration::ZERO).unwrap_err();
+            let count = move |count: &mut usize| *count += usize::from(thread::current().id() == pusher);
+            engine.op("count").push(variable.write(), count).unwrap();
+        }
+        below((at % 4) * 1024, || rx.recv().unwrap().complete());
+        assert_eq!(engine.get(&variable).unwrap(), LENGTH, "of the operations ran on this thread, {at}");
+    }
 }
 
 #[test]
