@@ -30,7 +30,12 @@ use crate::{
         wait::WaitError,
     },
     observe::{record, snapshot},
-    op::{frame, variable::ValueMemory, variables, waits::WaitFor},
+    op::{
+        frame,
+        variable::{self, ValueMemory, VarCell},
+        variables,
+        waits::WaitFor,
+    },
     system::Placement,
     trace::{dump::Dump, stats::Stats},
     values::{device::Device, kind::EngineKind},
@@ -247,7 +252,14 @@ impl Engine {
     /// # }
     /// ```
     pub fn var<T: Send + 'static>(&self, value: T) -> Var<T> {
-        Var::new(Token::typed(self.core(), value))
+        let (core, memory) = (self.core(), ValueMemory::of::<T>());
+        // SAFETY: (1): the value is written below. (2): the value is valid forever.
+        let cell = unsafe { VarCell::begin::<T>(core, core.tag(), memory) };
+        // SAFETY: (1): the cell is made for a value of this type.
+        let place = unsafe { variable::value_ptr::<T>(cell) };
+        // SAFETY: the place is that of a `T`, and no other thread knows it yet.
+        unsafe { place.write(value) };
+        Var::new(Token::new(cell))
     }
 
     /// Creates a variable for `len` values in device memory, with unspecified contents. The memory comes from a pool.
@@ -395,7 +407,7 @@ impl Engine {
     /// # }
     /// ```
     pub fn token(&self) -> Token {
-        Token::typed(self.core(), ())
+        Token::with_value(self.core(), (), ValueMemory::Elsewhere)
     }
 
     /// Deletes a variable: once every operation previously pushed on it is complete, its value is dropped, and then `f`

@@ -23,7 +23,7 @@ use std::{
 
 use common::{KINDS, THREADED, child_succeeds};
 use raddle::{
-    Completion, Engine, EngineBuilder, EngineKind, OpBuilder, OpHandle, PushError, Var, completion, cx,
+    Completion, Engine, EngineBuilder, EngineKind, OpBuilder, OpHandle, PushError, Var, WaitError, completion, cx,
     error::BuildError,
 };
 
@@ -445,6 +445,58 @@ fn pushes_with_large_captures() {
             let sum = engine.var(0);
             push(engine.op(name), &sum).unwrap();
             assert_eq!(engine.get(&sum).unwrap(), SIZE, "{name}");
+        };
+        thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().unwrap();
+    }
+}
+
+#[test]
+fn large_values_take_little_stack() {
+    child_succeeds("large_values_and_results");
+}
+
+/// A value that is made where it is used takes a stack frame there, and one where it is taken out of a result.
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn large_values_and_results() {
+    type Use = fn(&Engine) -> Result<usize, WaitError>;
+    /// Returns the length of a result without another copy.
+    fn len<const N: usize>(value: &Result<[u8; N], WaitError>) -> Result<usize, WaitError> {
+        value.as_ref().map(|value| value.len()).map_err(WaitError::clone)
+    }
+    #[inline(never)]
+    fn var(engine: &Engine) -> Var<[u8; RESULT]> {
+        engine.var([1; RESULT])
+    }
+    const VALUE: usize = 512 << 10;
+    const RESULT: usize = 256 << 10;
+    let uses: [(&str, usize, Use); 9] = [
+        ("var", VALUE, |engine| {
+            let var = engine.var([1_u8; VALUE]);
+            engine.op("look").submit(var.read(), |value| value.len())?.wait()
+        }),
+        ("get", RESULT, |engine| len(&engine.get(&var(engine)))),
+        ("get_timeout", RESULT, |engine| len(&engine.get_timeout(&var(engine), common::PATIENCE))),
+        ("set", RESULT, |engine| {
+            let var = var(engine);
+            engine.set(&var, [2; RESULT])?;
+            engine.with(&var, |value| value.iter().filter(|&&byte| byte == 2).count())
+        }),
+        ("replace", RESULT, |engine| len(&engine.replace(&var(engine), [2; RESULT]))),
+        ("submit", RESULT, |engine| len(&engine.op("made").submit((), |()| [1_u8; RESULT])?.wait())),
+        ("try_submit", RESULT, |engine| len(&engine.op("made").try_submit((), |()| Ok([1_u8; RESULT]))?.wait())),
+        ("submit_future", RESULT, |engine| {
+            len(&engine.op("made").submit_future((), |()| async { [1_u8; RESULT] })?.wait())
+        }),
+        ("a scope's submit", RESULT, |engine| {
+            engine.try_scope(|s| Ok(len(&s.op("made").submit((), |()| [1_u8; RESULT])?.wait())))?
+        }),
+    ];
+    for (name, size, use_value) in uses {
+        println!("{name}");
+        let run = move || {
+            let builder = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).stack_size(2 << 20);
+            assert_eq!(use_value(&builder.build().unwrap()).unwrap(), size, "{name}");
         };
         thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().unwrap();
     }
