@@ -112,7 +112,9 @@ pub enum Shutdown {
 ///
 /// A child may build its own engines, and [`global`](Self::global) returns the child's own engine. A process may also
 /// fork inside an operation. If an engine thread forks, the child's copy of that thread ends when the operation's
-/// function returns. A child cannot use its parent's GPUs: simulated GPUs are lost in the child, and CUDA does not work
+/// function returns. So does the copy of a thread on which a [`Naive`](EngineKind::Naive) engine runs an operation
+/// because the pushing thread has [little stack left](crate::guide::on_your_machine#stacks): the pushing thread does not
+/// exist in the child, so the push never returns there. A child cannot use its parent's GPUs: simulated GPUs are lost in the child, and CUDA does not work
 /// in a child of a process that has used it.
 ///
 /// The standard library takes a lock for a moment when a thread starts or ends. If another thread holds it at the fork,
@@ -903,7 +905,7 @@ impl Engine {
     /// # Errors
     /// Returns [`ShutdownError::TimedOut`] if a function is still running or a device is still working,
     /// [`ShutdownError::ThreadsLeft`] if the engine is stopped but threads have not ended yet,
-    /// [`ShutdownError::InsideOperation`] in the same cases as [`shutdown`](Self::shutdown), and
+    /// [`ShutdownError::StopInsideOperation`] where [`shutdown`](Self::shutdown) returns `InsideOperation`, and
     /// [`ShutdownError::Forked`] in a forked child.
     pub fn stop(&self, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         stop::stop(self.core(), deadline(timeout))
