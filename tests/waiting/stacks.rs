@@ -328,7 +328,7 @@ fn storm(engine: &Engine, variable: &Var<u64>, length: usize, mask: u32) {
                 poll_once(engine.acquire((variable.write(), other.write())));
             }
             13 => {
-                drop(engine.op("future").submit_future(variable.write(), |value| async move { drop(value) }).unwrap())
+                _ = engine.op("future").submit_future(variable.write(), |value| async move { drop(value) }).unwrap();
             }
             14 => engine.op("eager").eager().push(variable.read(), |_| ()).unwrap(),
             _ => {
@@ -353,9 +353,9 @@ fn waits_that_gave_up_in_a_chain() {
     fn below(bytes: usize, f: impl FnOnce()) {
         let page = black_box([1_u8; 256]);
         if bytes == 0 {
-            f()
+            f();
         } else {
-            below(bytes - 256, f)
+            below(bytes - 256, f);
         }
         black_box(&page);
     }
