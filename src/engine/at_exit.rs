@@ -7,6 +7,8 @@
 #[cfg(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri))))]
 mod imp {
     use std::{
+        ffi::c_void,
+        mem::MaybeUninit,
         sync::{
             Arc, Mutex, Weak,
             atomic::{AtomicBool, Ordering::Relaxed},
@@ -54,9 +56,34 @@ mod imp {
             // If this is the last reference by now, its drop would end the engine in the middle of the process's end.
             std::mem::forget(core);
         }
-        if !failures.is_empty() {
+        if is_in_program() && !failures.is_empty() {
             panics::contain(|| say_apart(failures));
+        } else {
+            failures.into_iter().for_each(say);
         }
+    }
+
+    fn say(failure: OpError) {
+        panics::log!(Warn, "raddle: the process ends with a failure that was never reported: {failure}");
+        // Its drop is program code, too.
+        std::mem::forget(failure);
+    }
+
+    /// Whether this code is in the program, not in a library, for which the handler also runs when it is unloaded. A
+    /// thread could then outlive its code.
+    fn is_in_program() -> bool {
+        let mut found = MaybeUninit::<libc::Dl_info>::uninit();
+        // SAFETY: the call may write to `found`, and takes any address.
+        if unsafe { libc::dladdr(at_exit as *const () as *const c_void, found.as_mut_ptr()) } == 0 {
+            // There are no libraries in a static program.
+            return true;
+        }
+        // SAFETY: the call has succeeded.
+        let base = unsafe { found.assume_init() }.dli_fbase.addr();
+        // SAFETY: the call has no preconditions.
+        let headers = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
+        // The program's headers lie behind the first one, at its base.
+        headers.checked_sub(base).is_some_and(|behind| behind < 4096)
     }
 
     /// Says the failures on a thread of its own, or on this one if no thread can be started. The text of a failure and
@@ -65,16 +92,13 @@ mod imp {
     fn say_apart(failures: Vec<OpError>) {
         let failures = Arc::new(Mutex::new(failures));
         let (to_say, (is_saying, has_said)) = (Arc::clone(&failures), mpsc::channel::<()>());
-        let say = move || {
-            for failure in std::mem::take(&mut *lock(&to_say)) {
-                panics::log!(Warn, "raddle: the process ends with a failure that was never reported: {failure}");
-                std::mem::forget(failure);
-            }
+        let say_all = move || {
+            std::mem::take(&mut *lock(&to_say)).into_iter().for_each(say);
             let _ = is_saying.send(());
         };
-        match thread::Builder::new().name("raddle-exit".to_owned()).spawn(say.clone()) {
+        match thread::Builder::new().name("raddle-exit".to_owned()).spawn(say_all.clone()) {
             Ok(_) => _ = has_said.recv_timeout(PATIENCE),
-            Err(_) => say(),
+            Err(_) => say_all(),
         }
     }
 }
