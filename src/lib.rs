@@ -53,6 +53,11 @@
 //! does, [`gpu`] for devices, [`error`] for the parts of errors, [`access`] for the types of declarations, and
 //! [`system`] for the machine.
 
+#[cfg(not(target_has_atomic = "64"))]
+compile_error!("raddle needs atomic operations on 64 bits, which this target does not have");
+#[cfg(all(feature = "cuda", not(target_pointer_width = "64")))]
+compile_error!("the feature `cuda` needs a 64-bit target, as the CUDA driver does");
+
 mod api;
 mod context;
 mod device;

@@ -315,6 +315,34 @@ fn an_allocation_beyond_the_memory_is_refused_and_the_gpu_remains_usable() {
     });
 }
 
+/// Takes more than half of the GPU's memory in each round.
+#[test]
+fn memory_of_a_dropped_variable_is_awaited_and_pools_return_what_is_free() {
+    watched(|| {
+        let Some(gpu) = gpu() else { return };
+        let kernels = Kernels::load(&gpu);
+        for kind in KINDS {
+            let engine = engine(kind, &gpu);
+            engine.limit_pools(GPU, 0).unwrap();
+            engine.trim_pools(GPU).unwrap();
+            let (free, all) = gpu.context().mem_get_info().expect("the memory's size");
+            let len = all.min(free) / 16 * 9;
+            for _ in 0..4 {
+                let var = engine.device_var::<u8>(GPU, len).expect("the last variable was dropped");
+                let small = zeros(&engine, 1);
+                let late = Arc::clone(&kernels);
+                let launch = move |stream: &mut GpuStream, (_, small): (&mut _, &mut DeviceVec<u32>)| {
+                    late.late(stream, small, 3, 1)
+                };
+                engine.op("late").on(GPU).launch_any((var.overwrite(), small.write()), launch).unwrap();
+            }
+            engine.wait_for_all().unwrap();
+            assert_eq!(engine.trim_pools(GPU).unwrap(), 0, "{kind}: nothing is in use");
+            engine.limit_pools(GPU, 256 << 20).unwrap();
+        }
+    });
+}
+
 /// Slow kernels on the program's own stream alternate with fast kernels on the lanes' streams.
 #[test]
 fn work_on_an_imported_stream_is_ordered_with_all_operations() {

@@ -512,6 +512,15 @@ impl EngineBuilder {
     /// is not a number, if the recorder was made before this process was forked, if a profile cannot be written, or if
     /// a thread cannot be started.
     pub fn build(self) -> Result<Engine, BuildError> {
+        if !self.quiet {
+            return self.build_engine();
+        }
+        // No line is written during the build, either.
+        stderr::turn_off();
+        self.build_engine().inspect_err(|_| stderr::turn_on())
+    }
+
+    fn build_engine(self) -> Result<Engine, BuildError> {
         let kind = match (self.kind, variable("RADDLE_ENGINE")) {
             (Some(kind), _) => kind,
             (None, Some(name)) => name.to_string_lossy().parse()?,
@@ -553,9 +562,6 @@ impl EngineBuilder {
             EngineKind::Pooled => &lanes[..2],
             EngineKind::PerDevice => lanes,
         };
-        if self.quiet {
-            stderr::turn_off();
-        }
         let stacks = StackSizes::new(self.stack_size, self.stack_reserve)
             .map_err(|(size, reserve)| BuildError::Stack { size, reserve })?;
         let (threads, boxed) = ThreadPool::new(lanes, &cores, (claims, self.pin.is_none()), stacks);

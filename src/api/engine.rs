@@ -30,7 +30,12 @@ use crate::{
         wait::WaitError,
     },
     observe::{record, snapshot},
-    op::{frame, variable::ValueMemory, variables, waits::WaitFor},
+    op::{
+        frame,
+        variable::{self, ValueMemory, VarCell},
+        variables,
+        waits::WaitFor,
+    },
     system::Placement,
     trace::{dump::Dump, stats::Stats},
     values::{device::Device, kind::EngineKind},
@@ -107,7 +112,9 @@ pub enum Shutdown {
 ///
 /// A child may build its own engines, and [`global`](Self::global) returns the child's own engine. A process may also
 /// fork inside an operation. If an engine thread forks, the child's copy of that thread ends when the operation's
-/// function returns. A child cannot use its parent's GPUs: simulated GPUs are lost in the child, and CUDA does not work
+/// function returns. So does the copy of a thread on which a [`Naive`](EngineKind::Naive) engine runs an operation
+/// because the pushing thread has [little stack left](crate::guide::on_your_machine#stacks): the pushing thread does not
+/// exist in the child, so the push never returns there. A child cannot use its parent's GPUs: simulated GPUs are lost in the child, and CUDA does not work
 /// in a child of a process that has used it.
 ///
 /// The standard library takes a lock for a moment when a thread starts or ends. If another thread holds it at the fork,
@@ -247,11 +254,22 @@ impl Engine {
     /// # }
     /// ```
     pub fn var<T: Send + 'static>(&self, value: T) -> Var<T> {
-        Var::new(Token::typed(self.core(), value))
+        let (core, memory) = (self.core(), ValueMemory::of::<T>());
+        // SAFETY: (1): the value is written below. (2): the value is valid forever.
+        let cell = unsafe { VarCell::begin::<T>(core, core.tag(), memory) };
+        // SAFETY: (1): the cell is made for a value of this type.
+        let place = unsafe { variable::value_ptr::<T>(cell) };
+        // SAFETY: the place is that of a `T`, and no other thread knows it yet.
+        unsafe { place.write(value) };
+        Var::new(Token::new(cell))
     }
 
     /// Creates a variable for `len` values in device memory, with unspecified contents. The memory comes from a pool.
     /// If the pool has no suitable block, the calling thread allocates one from the device's driver.
+    ///
+    /// The memory of a variable returns to the pool in push order, when the operations on the variable are complete. So
+    /// if there is not enough memory, this waits until the variables of this engine that were dropped or deleted before
+    /// the call have returned theirs, except where [waits are forbidden](Self::wait_for_var) or would deadlock.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -269,12 +287,13 @@ impl Engine {
     /// # Errors
     /// Returns an error if the engine has no such device, if the device is out of memory or lost, or in a forked child.
     pub fn device_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<DeviceVec<T>>, DeviceError> {
-        let memory = DeviceVec::<T>::new(&self.driver(gpu)?, len)?;
-        Ok(Var::new(Token::with_value(self.core(), memory, ValueMemory::Elsewhere)))
+        let memory = self.allocate(gpu, |driver| DeviceVec::<T>::new(driver, len))?;
+        Ok(Var::new(Token::with_value(self.core(), memory, ValueMemory::Device)))
     }
 
     /// Creates a variable for `len` values in page-locked host memory, which devices can copy to and from directly. The
-    /// memory is cacheable, filled with zeros and, as with [`device_var`](Self::device_var), taken from a pool.
+    /// memory is cacheable and filled with zeros. As with [`device_var`](Self::device_var), it is taken from a pool, and
+    /// this may wait for it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -293,8 +312,65 @@ impl Engine {
     /// Returns an error if the engine has no such device, if the memory is exhausted, if the device is lost, or in a
     /// forked child.
     pub fn pinned_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<PinnedVec<T>>, DeviceError> {
-        let memory = PinnedVec::<T>::new(&self.driver(gpu)?, len)?;
-        Ok(Var::new(Token::with_value(self.core(), memory, ValueMemory::Host)))
+        let memory = self.allocate(gpu, |driver| PinnedVec::<T>::new(driver, len))?;
+        Ok(Var::new(Token::with_value(self.core(), memory, ValueMemory::Pinned)))
+    }
+
+    /// Calls `allocate` until there is memory, or until no deletion is pending that was pushed before the call.
+    fn allocate<V>(
+        &self,
+        gpu: Device,
+        allocate: impl Fn(&Arc<dyn Driver>) -> Result<V, DeviceError>,
+    ) -> Result<V, DeviceError> {
+        let driver = self.driver(gpu)?;
+        loop {
+            // Counted first, since what a deletion returns from now on may suffice.
+            let freeing = self.core().freeing().filter(|group| group.pending().count() > 0);
+            match (allocate(&driver), freeing) {
+                (Err(error), Some(group)) if error.is_out_of_memory() => {
+                    // If a wait is impossible here, the memory is lacking for good.
+                    wait::for_members(self.core(), group, None).map_err(|_| error)?;
+                }
+                (allocated, _) => return allocated,
+            }
+        }
+    }
+
+    /// Limits the pools of a device's memory and of pinned memory. Default: 256 MiB each.
+    ///
+    /// A pool keeps the memory of variables that are gone, so that new variables need not ask the device's driver, which
+    /// may stall the whole device. It never keeps more than `bytes` of free memory, unless the program has used so much
+    /// memory at once since it last used none: then it keeps up to that. What is too much returns to the driver when a
+    /// variable ends. The engines that use a device share its pools.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Device, Engine, gpu::SimulatedGpu};
+    ///
+    /// let gpu = Device::Gpu(0);
+    /// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;
+    /// engine.limit_pools(gpu, 1 << 20)?;
+    /// drop(engine.pinned_var::<u8>(gpu, 4 << 20)?);
+    /// engine.wait_for_all()?;
+    /// assert_eq!(engine.trim_pools(gpu)?, 0, "nothing that large was kept");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if the engine has no such device, or in a forked child.
+    pub fn limit_pools(&self, gpu: Device, bytes: usize) -> Result<(), DeviceError> {
+        self.driver(gpu)?.limit_pools(bytes);
+        Ok(())
+    }
+
+    /// Returns the free memory in the [pools](Self::limit_pools) of a device to its driver, which may stall the whole
+    /// device. Returns how many bytes these were.
+    ///
+    /// # Errors
+    /// Returns an error if the engine has no such device, if the device is lost, or in a forked child.
+    pub fn trim_pools(&self, gpu: Device) -> Result<usize, DeviceError> {
+        self.driver(gpu)?.trim_pools()
     }
 
     /// Creates a variable for a stream imported by the program. Operations name the variable to issue work on the
@@ -333,7 +409,7 @@ impl Engine {
     /// # }
     /// ```
     pub fn token(&self) -> Token {
-        Token::typed(self.core(), ())
+        Token::with_value(self.core(), (), ValueMemory::Elsewhere)
     }
 
     /// Deletes a variable: once every operation previously pushed on it is complete, its value is dropped, and then `f`
@@ -830,7 +906,7 @@ impl Engine {
     /// # Errors
     /// Returns [`ShutdownError::TimedOut`] if a function is still running or a device is still working,
     /// [`ShutdownError::ThreadsLeft`] if the engine is stopped but threads have not ended yet,
-    /// [`ShutdownError::InsideOperation`] in the same cases as [`shutdown`](Self::shutdown), and
+    /// [`ShutdownError::StopInsideOperation`] where [`shutdown`](Self::shutdown) returns `InsideOperation`, and
     /// [`ShutdownError::Forked`] in a forked child.
     pub fn stop(&self, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         stop::stop(self.core(), deadline(timeout))

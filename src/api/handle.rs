@@ -5,7 +5,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
@@ -41,8 +41,24 @@ use crate::{
 /// ```
 #[must_use = "the operation runs anyway; use `push` if its result is not wanted"]
 pub struct OpHandle<R> {
-    waiter: Waiter<R, Cancellable<dyn Function>>,
+    waiter: HandleWaiter<R>,
     core: CoreRef,
+}
+
+/// The wait of a handle, for a result or for a box with one that is [large](super::large).
+enum HandleWaiter<R> {
+    Inline(Waiter<R, Cancellable<dyn Function>>),
+    Boxed(Waiter<Box<R>, Cancellable<dyn Function>>),
+}
+
+/// Evaluates an expression on the waiter of a handle, whatever its result is.
+macro_rules! on_waiter {
+    ($of:expr, $waiter:ident => $expression:expr) => {
+        match $of {
+            HandleWaiter::Inline($waiter) => $expression,
+            HandleWaiter::Boxed($waiter) => $expression,
+        }
+    };
 }
 
 impl<R> fmt::Debug for OpHandle<R> {
@@ -53,7 +69,22 @@ impl<R> fmt::Debug for OpHandle<R> {
 
 impl<R> OpHandle<R> {
     pub(crate) fn new(oneshot: Arc<Handled<R>>, core: &Arc<Core>) -> Self {
-        Self { waiter: Waiter::new(oneshot), core: CoreRef::new(core) }
+        Self { waiter: HandleWaiter::Inline(Waiter::new(oneshot)), core: CoreRef::new(core) }
+    }
+
+    /// Creates a handle that takes the result out of the box.
+    pub(super) fn of_boxed(oneshot: Arc<Handled<Box<R>>>, core: &Arc<Core>) -> Self {
+        Self { waiter: HandleWaiter::Boxed(Waiter::new(oneshot)), core: CoreRef::new(core) }
+    }
+
+    fn wait_until(&mut self, deadline: Option<Instant>) -> Result<R, WaitError> {
+        match &mut self.waiter {
+            HandleWaiter::Inline(waiter) => wait::for_handle(&self.core, waiter.oneshot_mut(), deadline),
+            HandleWaiter::Boxed(waiter) => match wait::for_handle(&self.core, waiter.oneshot_mut(), deadline) {
+                Ok(result) => Ok(*result),
+                Err(error) => Err(error),
+            },
+        }
     }
 
     /// Returns whether the operation is complete or was cancelled. On a [`Naive`](crate::EngineKind::Naive) engine,
@@ -72,7 +103,7 @@ impl<R> OpHandle<R> {
     /// ```
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.core.is_forked() || is_done(&self.waiter)
+        self.core.is_forked() || on_waiter!(&self.waiter, waiter => is_done(waiter))
     }
 
     /// Waits for the operation and takes its result.
@@ -97,7 +128,7 @@ impl<R> OpHandle<R> {
     /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked child, returns
     /// [`WaitError::Refused`].
     pub fn wait(mut self) -> Result<R, WaitError> {
-        wait::for_handle(&self.core, self.waiter.oneshot_mut(), None)
+        self.wait_until(None)
     }
 
     /// Like [`wait`](Self::wait), but waits for at most `timeout`. The call can be repeated after
@@ -122,7 +153,7 @@ impl<R> OpHandle<R> {
     /// # Errors
     /// Returns the errors of [`wait`](Self::wait), and [`WaitError::TimedOut`].
     pub fn wait_timeout(&mut self, timeout: Duration) -> Result<R, WaitError> {
-        wait::for_handle(&self.core, self.waiter.oneshot_mut(), Instant::now().checked_add(timeout))
+        self.wait_until(Instant::now().checked_add(timeout))
     }
 }
 
@@ -147,9 +178,11 @@ impl<R> OpHandle<R> {
             // Another thread of the parent process may have held the oneshot's lock at the fork.
             return;
         }
-        if let Some(Err(failure)) = self.waiter.oneshot().give_up(true) {
-            failure.mark_reported();
-        }
+        on_waiter!(&self.waiter, waiter => {
+            if let Some(Err(failure)) = waiter.oneshot().give_up(true) {
+                failure.mark_reported();
+            }
+        });
     }
 }
 
@@ -213,11 +246,13 @@ impl<R> OpHandle<R> {
 
     fn cancel_by(&self, how: Cancel) -> bool {
         let Ok(live) = self.core.live() else { return false };
-        let handled = self.waiter.oneshot();
-        // Wakers and the drop of the function run here.
-        wait::on_enough_stack(&self.core, || {
-            handled.beside().cancel(how, live.failures(), |failure| {
-                handled.set(Err(failure)).into_iter().flatten().for_each(Wakers::wake);
+        on_waiter!(&self.waiter, waiter => {
+            let handled = waiter.oneshot();
+            // Wakers and the drop of the function run here.
+            wait::on_enough_stack(&self.core, || {
+                handled.beside().cancel(how, live.failures(), |failure| {
+                    handled.set(Err(failure)).into_iter().flatten().for_each(Wakers::wake);
+                })
             })
         })
     }
@@ -227,11 +262,13 @@ impl<R> Drop for OpHandle<R> {
     /// Records that nobody will take the result, so that the operation drops its value before it is counted out. That
     /// cannot be left to the last reference, which the function of an operation that has ended may still have.
     fn drop(&mut self) {
-        let oneshot = self.waiter.oneshot();
-        // In a forked child, another thread of the parent process may have held the oneshot's lock at the fork.
-        if Arc::strong_count(oneshot) > 1 && !self.core.is_forked() {
-            drop(oneshot.give_up(false));
-        }
+        on_waiter!(&self.waiter, waiter => {
+            let oneshot = waiter.oneshot();
+            // In a forked child, another thread of the parent process may have held the oneshot's lock at the fork.
+            if Arc::strong_count(oneshot) > 1 && !self.core.is_forked() {
+                drop(oneshot.give_up(false));
+            }
+        });
     }
 }
 
@@ -250,12 +287,20 @@ impl<R> Future for OpHandle<R> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.core.live()?;
-        if !is_done(&self.waiter) {
-            if let Err(error) = wait::check_kept_out(self.waiter.oneshot()) {
-                return Poll::Ready(Err(error));
+        on_waiter!(&self.waiter, waiter => {
+            if !is_done(waiter) {
+                if let Err(error) = wait::check_kept_out(waiter.oneshot()) {
+                    return Poll::Ready(Err(error));
+                }
             }
+        });
+        match &mut self.waiter {
+            HandleWaiter::Inline(waiter) => waiter.poll(cx.waker()),
+            HandleWaiter::Boxed(waiter) => match ready!(waiter.poll(cx.waker())) {
+                Ok(result) => Poll::Ready(Ok(*result)),
+                Err(error) => Poll::Ready(Err(error)),
+            },
         }
-        self.waiter.poll(cx.waker())
     }
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod group;
 pub(crate) mod guarded;
 pub(crate) mod guards;
 pub(crate) mod handle;
+mod large;
 pub(crate) mod op_builder;
 pub(crate) mod op_context;
 pub(crate) mod operator;

@@ -24,6 +24,7 @@ use crate::{
         engine::Engine,
         future_context::FutureContext,
         handle::OpHandle,
+        large::{boxed_if_large, handle_unboxing_if_large},
         op_context::OpContext,
         operator::{Operator, OperatorFunction},
         token::Token,
@@ -45,6 +46,7 @@ use crate::{
         scoped::Scoped,
     },
     op::{
+        cancellable::Handled,
         frame::Call,
         group_core::GroupCore,
         job::{self, HandleJob, Out, without_sink},
@@ -55,23 +57,6 @@ use crate::{
     tracker::{INLINE_ACCESSES, Mode},
     values::{Name, device::Device, property::Property},
 };
-
-/// The size in bytes above which a function is moved to the heap before it passes through the layers below. Without
-/// optimization, each of them copies it to its own stack frame.
-pub(super) const LARGE: usize = 2 << 10;
-
-/// Evaluates an expression that consumes the function `$f`, of type `$F`, which is boxed first if it is [`LARGE`].
-macro_rules! boxed_if_large {
-    ($F:ident, $f:ident => $push:expr) => {
-        if const { size_of::<$F>() > $crate::api::op_builder::LARGE } {
-            let $f = Box::new($f);
-            $push
-        } else {
-            $push
-        }
-    };
-}
-pub(super) use boxed_if_large;
 
 /// Calls `f`, the function of an operation with the accesses `A`. `returns` says whether the function returns a value.
 ///
@@ -898,7 +883,9 @@ impl<'e> OpBuilder<'e> {
         F: for<'a> FnOnce(Refs<'a, A>) -> R + Send + 'static,
         R: Send + 'static,
     {
-        boxed_if_large!(F, f => self.enqueue_returning(Location::caller(), &accesses, |refs| Ok(f(refs))))
+        handle_unboxing_if_large!(R, self.core, kept => boxed_if_large!(F, f => {
+            self.enqueue_returning(Location::caller(), &accesses, move |refs| Ok(kept(f(refs))))
+        }))
     }
 
     /// Pushes an operation whose function returns a value or an error, and returns a handle to the result. An `Err`
@@ -924,8 +911,11 @@ impl<'e> OpBuilder<'e> {
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, BoxError> + Send + 'static,
         R: Send + 'static,
     {
-        boxed_if_large!(F, f => self.enqueue_returning(Location::caller(), &accesses, |refs| {
-            f(refs).map_err(Cause::Error)
+        handle_unboxing_if_large!(R, self.core, kept => boxed_if_large!(F, f => {
+            self.enqueue_returning(Location::caller(), &accesses, move |refs| match f(refs) {
+                Ok(result) => Ok(kept(result)),
+                Err(error) => Err(Cause::Error(error)),
+            })
         }))
     }
 
@@ -1090,8 +1080,10 @@ impl<'e> OpBuilder<'e> {
         Fut: Future<Output = R> + Send + 'static,
         R: Send + 'static,
     {
-        boxed_if_large!(F, f => self.enqueue_returning_future(Location::caller(), &accesses, |guards| async move {
-            Ok(f(guards).await)
+        handle_unboxing_if_large!(R, self.core, kept => boxed_if_large!(F, f => {
+            self.enqueue_returning_future(Location::caller(), &accesses, move |guards| async move {
+                Ok(kept(f(guards).await))
+            })
         }))
     }
 
@@ -1119,8 +1111,13 @@ impl<'e> OpBuilder<'e> {
         Fut: Future<Output = Result<R, BoxError>> + Send + 'static,
         R: Send + 'static,
     {
-        boxed_if_large!(F, f => self.enqueue_returning_future(Location::caller(), &accesses, |guards| async move {
-            f(guards).await.map_err(Cause::Error)
+        handle_unboxing_if_large!(R, self.core, kept => boxed_if_large!(F, f => {
+            self.enqueue_returning_future(Location::caller(), &accesses, move |guards| async move {
+                match f(guards).await {
+                    Ok(result) => Ok(kept(result)),
+                    Err(error) => Err(Cause::Error(error)),
+                }
+            })
         }))
     }
 
@@ -1274,7 +1271,7 @@ impl<'e> OpBuilder<'e> {
         location: &'static Location<'static>,
         accesses: &A,
         f: F,
-    ) -> Result<OpHandle<R>, PushError>
+    ) -> Result<Arc<Handled<R>>, PushError>
     where
         A: Accesses,
         F: FnOnce(A::Guards) -> Fut + Send + 'static,
@@ -1286,10 +1283,9 @@ impl<'e> OpBuilder<'e> {
             // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
             unsafe { start_future::<A, _, _, _>(call, &captured, priority, Some(out), f) }
         };
-        let (core, mut handle) = (self.core, None);
-        let pushed =
-            self.enqueue_finished(location, |spec, location| with_handle(core, spec, location, start, &mut handle));
-        handle_unless_refused(handle, pushed)
+        let mut shared = None;
+        let pushed = self.enqueue_finished(location, |spec, location| with_handle(spec, location, start, &mut shared));
+        shared_unless_refused(shared, pushed)
     }
 
     /// Calls [`finish`](Self::finish) for an operation that is a future, and returns its pointers and its priority.
@@ -1321,7 +1317,7 @@ impl<'e> OpBuilder<'e> {
         location: &'static Location<'static>,
         accesses: &A,
         f: F,
-    ) -> Result<OpHandle<R>, PushError>
+    ) -> Result<Arc<Handled<R>>, PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<R, Cause> + Send + 'static,
@@ -1338,10 +1334,10 @@ impl<'e> OpBuilder<'e> {
             // SAFETY: (1) and (2): the operation declares `accesses`, and runs once.
             unsafe { call_with::<A>(call, &captured, true, f) }
         };
-        let (core, mut handle) = (self.core, None);
-        let make = |spec: &Spec, location| with_handle(core, spec, location, f, &mut handle);
+        let mut shared = None;
+        let make = |spec: &Spec, location| with_handle(spec, location, f, &mut shared);
         let pushed = self.enqueue_made(location, accesses, make);
-        handle_unless_refused(handle, pushed)
+        shared_unless_refused(shared, pushed)
     }
 
     /// Enqueues an operation for which `make` creates the job. Inlined, so that the compiler does not build the
@@ -1473,11 +1469,10 @@ impl<'e> OpBuilder<'e> {
 /// Creates the job of an operation, and its `handle`.
 #[inline(always)]
 fn with_handle<F, R>(
-    core: &Arc<Core>,
     spec: &Spec,
     location: &'static Location<'static>,
     f: F,
-    handle: &mut Option<OpHandle<R>>,
+    for_handle: &mut Option<Arc<Handled<R>>>,
 ) -> HandleJob<F, R>
 where
     F: FnOnce(&Call<'_>, Out<R>) -> Result<(), Cause> + Send + 'static,
@@ -1485,17 +1480,17 @@ where
 {
     let shared = job::shared(spec, location, f);
     let job = HandleJob::new(Arc::clone(&shared));
-    *handle = Some(OpHandle::new(shared, core));
+    *for_handle = Some(shared);
     job
 }
 
-/// Returns the handle that [`with_handle`] has made, unless the push was refused.
+/// Returns the state that [`with_handle`] has made, unless the push was refused.
 #[inline(always)]
-fn handle_unless_refused<R>(
-    handle: Option<OpHandle<R>>,
+fn shared_unless_refused<R>(
+    shared: Option<Arc<Handled<R>>>,
     pushed: Result<(), PushError>,
-) -> Result<OpHandle<R>, PushError> {
-    unless_refused(handle, pushed).map(|handle| handle.expect("a push makes the job before it succeeds"))
+) -> Result<Arc<Handled<R>>, PushError> {
+    unless_refused(shared, pushed).map(|shared| shared.expect("a push makes the job before it succeeds"))
 }
 
 /// Returns `made`, which is or owns the operation's function, unless the push was refused.

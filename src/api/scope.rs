@@ -15,7 +15,8 @@ use crate::{
         engine::Engine,
         group::Group,
         handle::OpHandle,
-        op_builder::{OpBuilder, boxed_if_large, unless_refused},
+        large::boxed_if_large,
+        op_builder::{OpBuilder, unless_refused},
         op_context::OpContext,
         scoped_var::ScopedVar,
     },
@@ -474,7 +475,10 @@ impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
             let cx = OpContext::new(call);
             // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their variables
             // during this call. (2): the push refuses aliases, and the operation runs once.
-            keep(f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)?);
+            match f(unsafe { A::refs(&captured, &cx) }) {
+                Ok(value) => keep(value),
+                Err(error) => return Err(Cause::Error(error)),
+            }
             Ok(())
         };
         // SAFETY: the types differ only in the lifetime. The function is dropped before the operation ends, and
@@ -541,7 +545,10 @@ impl<R> fmt::Debug for ScopedHandle<'_, R> {
 
 /// Takes the result of a completed operation.
 fn take<R>(result: &Mutex<Option<R>>) -> Result<R, WaitError> {
-    lock(result).take().ok_or(WaitError::ValueTaken)
+    match lock(result).take() {
+        Some(value) => Ok(value),
+        None => Err(WaitError::ValueTaken),
+    }
 }
 
 impl<R> ScopedHandle<'_, R> {

@@ -86,9 +86,8 @@ impl<T: Send> ScopedVar<'_, T> {
     /// # Safety
     /// 1. The value is valid until the scope has emptied the variable, at the end of the scope.
     pub(super) unsafe fn with_value(core: &Arc<Core>, value: T) -> (Self, NonNull<VarCell>) {
-        let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
         // SAFETY: (1).
-        let cell = unsafe { VarCell::with_borrowing_value(core, value, memory) };
+        let cell = unsafe { VarCell::with_borrowing_value(core, value, ValueMemory::of::<T>()) };
         // SAFETY: the cell was made with a value of this type.
         let value = unsafe { variable::value_ptr::<T>(cell) };
         // SAFETY: `value` points into a cell, so it is not null.

@@ -59,11 +59,9 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// Creates a variable with a value in host memory. The value of a bare token is `()`.
-    pub(crate) fn typed<T: Send + 'static>(core: &Arc<Core>, value: T) -> Self {
-        // A zero-sized value occupies no memory.
-        let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
-        Self::with_value(core, value, memory)
+    /// Creates a handle for a new variable, whose only handle this is.
+    pub(super) fn new(cell: NonNull<VarCell>) -> Self {
+        Self(cell)
     }
 
     /// Creates a variable with a value.

@@ -1,6 +1,8 @@
 //! Engine methods that read and replace values, outside and inside operations.
 
 use std::{
+    borrow::BorrowMut,
+    mem,
     panic::Location,
     sync::Arc,
     time::{Duration, Instant},
@@ -10,6 +12,7 @@ use crate::{
     api::{
         accesses::ScopedAccesses,
         engine::Engine,
+        large::{LARGE, unboxed_if_large},
         op_context::OpContext,
         var::{Read, Var},
     },
@@ -52,6 +55,17 @@ impl Engine {
     #[track_caller]
     pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
         self.check_wait_for(var)?;
+        let location = Location::caller();
+        unboxed_if_large!(T, kept => self.get_by(var, location, move |value| kept(value.clone())))
+    }
+
+    /// Pushes an operation that calls `look` with the value, and waits for what it returns.
+    fn get_by<T: Send + Sync + 'static, R: Send + 'static>(
+        &self,
+        var: &Var<T>,
+        location: &'static Location<'static>,
+        look: impl FnOnce(&T) -> R + Send + 'static,
+    ) -> Result<R, WaitError> {
         let (entry, access) = declared(var);
         let kept = access.capture();
         let spec = Spec::internal("get", 0, flag::EAGER);
@@ -59,9 +73,8 @@ impl Engine {
             let cx = OpContext::new(call);
             // SAFETY: (1): `kept` came from `access`, which the operation declares, so it holds the variable during
             // this call. (2): this is its only access, and it runs once.
-            Ok(unsafe { Read::<T>::refs(&kept, &cx) }.clone())
+            Ok(look(unsafe { Read::<T>::refs(&kept, &cx) }))
         };
-        let location = Location::caller();
         let oneshot = job::shared(&spec, location, job::returning(f));
         self.core().push(&spec, location, &mut [entry], ErasedJob::new(HandleJob::new(Arc::clone(&oneshot))))?;
         wait::for_result(self.core(), &oneshot, None)
@@ -103,7 +116,8 @@ impl Engine {
         let deadline = Instant::now().checked_add(timeout);
         let acquired = acquiring::acquire(self.core(), "get", Location::caller(), declared(var).0, deadline)?;
         // SAFETY: `acquired` holds the variable for reading.
-        Ok(acquired.enter(|| unsafe { value_of(&acquired, var) }.clone()))
+        let value = || unsafe { value_of(&acquired, var) }.clone();
+        unboxed_if_large!(T, kept => Ok(acquired.enter(|| kept(value()))))
     }
 
     /// Waits for every mutation of the variable pushed before the call, then calls `f` on the calling thread with a
@@ -159,7 +173,12 @@ impl Engine {
     /// See [`PushError`]. If the push is refused, `value` is dropped.
     #[track_caller]
     pub fn set<T: Send + 'static>(&self, var: &Var<T>, value: T) -> Result<(), PushError> {
-        self.op("set").push(var.overwrite(), move |old| *old = value)
+        if const { size_of::<T>() > LARGE } {
+            let mut value = Box::new(value);
+            self.op("set").push(var.overwrite(), move |old| mem::swap(old, &mut *value))
+        } else {
+            self.op("set").push(var.overwrite(), move |old| *old = value)
+        }
     }
 
     /// Waits for every operation pushed on the variable before the call, then replaces the value and returns the old
@@ -179,7 +198,14 @@ impl Engine {
     /// Returns the errors of [`get`](Self::get). On error, the variable keeps its value and `value` is dropped.
     #[track_caller]
     pub fn replace<T: Send + 'static>(&self, var: &Var<T>, value: T) -> Result<T, WaitError> {
-        self.change("replace", Location::caller(), var, |old| std::mem::replace(old, value))
+        let location = Location::caller();
+        unboxed_if_large!(T, kept => {
+            let mut value = kept(value);
+            self.change("replace", location, var, |old| {
+                mem::swap::<T>(old, value.borrow_mut());
+                value
+            })
+        })
     }
 
     /// Waits for every operation pushed on the variable before the call, then takes the value, leaving the type's
@@ -200,7 +226,8 @@ impl Engine {
     /// Returns the errors of [`replace`](Self::replace).
     #[track_caller]
     pub fn take<T: Default + Send + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
-        self.change("take", Location::caller(), var, std::mem::take)
+        let location = Location::caller();
+        unboxed_if_large!(T, kept => self.change("take", location, var, |value| kept(mem::take(value))))
     }
 
     /// Acquires the variable for writing and calls `f` with its value.

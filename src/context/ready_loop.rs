@@ -241,6 +241,13 @@ pub(crate) fn is_stack_short(core: &Core) -> bool {
     core.threads().stacks().is_short().unwrap_or_else(is_deep)
 }
 
+/// [`is_stack_short`] for what a loop begun now calls. So nothing that a loop calls finds the stack short, although the
+/// loop did not: it would take another stack, and what it makes ready the next, without end.
+#[inline]
+pub(crate) fn is_stack_short_for_loop(core: &Core) -> bool {
+    core.threads().stacks().is_short_for_loop().unwrap_or_else(is_deep)
+}
+
 /// Runs `f` on another stack, with the frames and loops of the calling thread. Returns `f` if the thread's worker
 /// cannot be handed over or no other stack is available.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]

@@ -29,8 +29,8 @@
 //!
 //! A call that issues a command puts it into one of the driver's queues, and waits for the device only if this queue,
 //! which holds about a thousand commands, is full. A lane limits how many operations it has in flight on its stream.
-//! Memory is allocated when the pool has no suitable block, and freed when no more can be allocated or the last handle
-//! to the device is dropped. Either step may make the driver wait for the whole device.
+//! Memory is allocated when the pool has no suitable block, and freed when no more can be allocated, the pool has too
+//! much, or the last handle to the device is dropped. Either step may make the driver wait for the whole device.
 //!
 //! # Captures
 //!
@@ -581,6 +581,15 @@ impl CudaDevice {
         }
     }
 
+    /// [Returns memory](Self::release) to the driver with the device's context current.
+    fn release_bound(&self, address: Address) {
+        // If the context cannot be made current, the memory stays allocated.
+        let _ = self.bound(|| {
+            self.release(address);
+            Ok(())
+        });
+    }
+
     /// Wraps a stream for an engine, and adds it to the streams to wait for when the device is given up.
     fn stream(&self, gpu: &CudaGpu, stream: Arc<CudaStream>, marks: Marks, imported: bool) -> LaneStream {
         let mut streams = lock(&self.streams);
@@ -671,7 +680,7 @@ impl Drop for CudaDevice {
             return;
         }
         let freed = self.bound(|| {
-            for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+            for kind in MemoryKind::ALL {
                 self.pool.release(kind, |address, _| self.release(address));
             }
             let Words { free, pages } = std::mem::take(&mut *lock(&self.words));
@@ -720,12 +729,7 @@ impl Driver for CudaGpu {
     fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<Block, DeviceError> {
         let gpu = &*self.0;
         gpu.sound()?;
-        let release = |address, _| {
-            let _ = gpu.bound(|| {
-                gpu.release(address);
-                Ok(())
-            });
-        };
+        let release = |address, _| gpu.release_bound(address);
         let block = gpu.pool.allocate(kind, bytes, |bytes| gpu.ask(kind, bytes), release)?;
         // The device may have been lost during the allocation, and memory returned after a loss is not reused.
         if let Err(error) = gpu.sound() {
@@ -736,7 +740,29 @@ impl Driver for CudaGpu {
     }
 
     fn free(&self, block: Block) {
-        self.0.pool.free(block);
+        let (gpu, kind) = (&*self.0, block.address.kind);
+        if gpu.own().is_err() {
+            return;
+        }
+        gpu.pool.free(block);
+        // The memory of a lost device is kept.
+        if gpu.sound().is_ok() {
+            gpu.pool.release_surplus(kind, 0, |address, _| gpu.release_bound(address));
+        }
+    }
+
+    fn limit_pools(&self, bytes: usize) {
+        let gpu = &*self.0;
+        gpu.pool.set_limit(bytes);
+        for kind in MemoryKind::ALL.into_iter().filter(|_| gpu.sound().is_ok()) {
+            gpu.pool.release_surplus(kind, 0, |address, _| gpu.release_bound(address));
+        }
+    }
+
+    fn trim_pools(&self) -> Result<usize, DeviceError> {
+        let gpu = &*self.0;
+        gpu.sound()?;
+        Ok(MemoryKind::ALL.into_iter().map(|kind| gpu.pool.release(kind, |at, _| gpu.release_bound(at))).sum())
     }
 
     fn abandon(&self, error: &DeviceError) {

@@ -33,6 +33,10 @@ pub(crate) enum MemoryKind {
     Pinned,
 }
 
+impl MemoryKind {
+    pub(super) const ALL: [Self; 2] = [Self::Device, Self::Pinned];
+}
+
 /// The owner of the memory at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryOwner {
@@ -117,9 +121,15 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// the block are unspecified and may be uninitialised.
     fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<Block, DeviceError>;
 
-    /// Returns one of this driver's blocks to the pool. Never calls the device, and waits only for a briefly held lock.
-    /// The device must no longer use the block, unless the device has been given up.
+    /// Returns one of this driver's blocks to the pool, and releases blocks that are then [too
+    /// many](super::block_pool). The device must no longer use the block, unless the device has been given up.
     fn free(&self, block: Block);
+
+    /// Sets the [limit of the pools](super::block_pool), in bytes of each kind of memory.
+    fn limit_pools(&self, bytes: usize);
+
+    /// Releases all free blocks. Returns how many bytes they have.
+    fn trim_pools(&self) -> Result<usize, DeviceError>;
 
     /// Gives up the device. The engine does not use the device afterwards, but frees memory that commands in flight may
     /// still use. So once a call to this function has returned on any thread, either the device no longer touches the

@@ -29,9 +29,9 @@
 //! ```
 
 use std::{
-    alloc::{Layout, alloc, dealloc, handle_alloc_error},
+    alloc::{Layout, alloc, dealloc},
     any::Any,
-    fmt,
+    fmt, ptr,
     sync::Arc,
     time::Duration,
 };
@@ -41,8 +41,9 @@ use super::{
     driver::{ALIGNMENT, Address, Block, DeviceEvent, Driver, GpuDriver, MemoryKind, MemoryOwner, Stream, StreamRole},
 };
 use crate::{
-    error::device_error::DeviceError,
+    error::device_error::{DeviceError, OUT_OF_MEMORY},
     sync::{Condvar, Mutex, MutexGuard, lock, process::ProcessMark, thread},
+    system::pages,
 };
 
 mod commands;
@@ -50,6 +51,9 @@ mod kernel;
 
 use commands::{Command, DeviceCall, DeviceState, Moment, Work};
 pub use kernel::{KernelArgs, SimulatedStream};
+
+/// The most compute engines of a simulated device. Each step of the device looks at all of them.
+const MAX_COMPUTE_ENGINES: usize = 1024;
 
 /// The clock of a simulated device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,24 +130,26 @@ impl SimulatedGpuBuilder {
     }
 
     /// Sets the minimum time between the call that issues a copy or a kernel and the start of that command. The command
-    /// keeps no engine busy during this time. Default: 4 µs.
+    /// keeps no engine busy during this time. Default: 4 µs. With [`Duration::MAX`], no copy or kernel ever starts.
     #[must_use]
     pub fn launch_latency(mut self, latency: Duration) -> Self {
         self.launch_latency = latency;
         self
     }
 
-    /// Sets the duration of kernels launched with a duration of zero. Default: 10 µs.
+    /// Sets the duration of kernels launched with a duration of zero. Default: 10 µs. With [`Duration::MAX`], such a
+    /// kernel never ends.
     #[must_use]
     pub fn kernel_time(mut self, time: Duration) -> Self {
         self.kernel_time = time;
         self
     }
 
-    /// Sets how many kernels can run at the same time. Default: 1. A count of 0 is treated as 1.
+    /// Sets how many kernels can run at the same time. Default: 1. A count of 0 is treated as 1, and one above 1,024 as
+    /// 1,024.
     #[must_use]
     pub fn compute_engines(mut self, count: usize) -> Self {
-        self.compute_engines = count.max(1);
+        self.compute_engines = count.clamp(1, MAX_COMPUTE_ENGINES);
         self
     }
 
@@ -296,7 +302,7 @@ impl SimulatedGpu {
     }
 
     /// Advances a [manual clock](Clock::Manual). The next poll completes the commands that end by the new time, or, if
-    /// the device has a seed, some of them. Other clocks are not affected.
+    /// the device has a seed, some of them. Other clocks are not affected. The clock stops at [`Duration::MAX`].
     pub fn advance(&self, by: Duration) {
         self.0.control(|state| state.advance_clock(by));
     }
@@ -410,22 +416,23 @@ impl SimulatedDevice {
     /// Allocates a piece of memory and fills it with nonzero bytes.
     fn ask(&self, kind: MemoryKind, bytes: usize) -> Result<Address, DeviceError> {
         let mut state = lock(&self.state);
-        if kind == MemoryKind::Device {
-            if bytes > self.options.memory - state.allocated {
-                let left = self.options.memory - state.allocated;
-                let message = format!("the simulated device has {left} bytes of memory left, and {bytes} are needed");
-                return Err(DeviceError::refused(2, message));
-            }
-            state.allocated += bytes;
+        // The system may promise more than the host has.
+        let host = pages::physical().unwrap_or(usize::MAX).saturating_sub(state.allocated + state.pinned);
+        let left = if kind == MemoryKind::Device { host.min(self.options.memory - state.allocated) } else { host };
+        let reserved = if bytes <= left { bytes } else { 0 };
+        *state.held(kind) += reserved;
+        drop(state);
+        // SAFETY: the layout is not empty, since the pool serves empty blocks itself.
+        let ptr = if reserved > 0 { unsafe { alloc(layout(bytes)) } } else { ptr::null_mut() };
+        let mut state = lock(&self.state);
+        if ptr.is_null() {
+            *state.held(kind) -= reserved;
+            let whose = if kind == MemoryKind::Device { "simulated device" } else { "host" };
+            let message = format!("the {whose} has {left} bytes of memory left, and {bytes} are needed");
+            return Err(DeviceError::refused(OUT_OF_MEMORY, message));
         }
         state.counts.allocations += 1;
         drop(state);
-        let layout = layout(bytes);
-        // SAFETY: the layout is not empty, since the pool serves empty blocks itself.
-        let ptr = unsafe { alloc(layout) };
-        if ptr.is_null() {
-            handle_alloc_error(layout);
-        }
         let owner = if kind == MemoryKind::Device { MemoryOwner::Simulated(self.number) } else { MemoryOwner::Host };
         // SAFETY: the memory has this size, and is newly allocated.
         unsafe { ptr.write_bytes(0xA5, bytes) };
@@ -434,9 +441,7 @@ impl SimulatedDevice {
 
     /// Frees a piece of memory.
     fn release(&self, address: Address, bytes: usize) {
-        if address.kind == MemoryKind::Device {
-            lock(&self.state).allocated -= bytes;
-        }
+        *lock(&self.state).held(address.kind) -= bytes;
         // SAFETY: `ask` allocated the memory with this layout, and no operation uses it: its owner returned it to the
         // pool.
         unsafe { dealloc(address.ptr(), layout(bytes)) };
@@ -445,7 +450,7 @@ impl SimulatedDevice {
 
 impl Drop for SimulatedDevice {
     fn drop(&mut self) {
-        for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+        for kind in MemoryKind::ALL {
             self.pool.release(kind, |address, bytes| self.release(address, bytes));
         }
     }
@@ -477,7 +482,25 @@ impl Driver for SimulatedGpu {
     }
 
     fn free(&self, block: Block) {
-        self.0.pool.free(block);
+        let (device, kind) = (&*self.0, block.address.kind);
+        if device.process.is_foreign() {
+            return;
+        }
+        device.pool.free(block);
+        device.pool.release_surplus(kind, 0, |address, bytes| device.release(address, bytes));
+    }
+
+    fn limit_pools(&self, bytes: usize) {
+        self.0.pool.set_limit(bytes);
+        for kind in MemoryKind::ALL {
+            self.0.pool.release_surplus(kind, 0, |address, bytes| self.0.release(address, bytes));
+        }
+    }
+
+    fn trim_pools(&self) -> Result<usize, DeviceError> {
+        self.0.state()?.check()?;
+        let trim = |kind| self.0.pool.release(kind, |address, bytes| self.0.release(address, bytes));
+        Ok(MemoryKind::ALL.into_iter().map(trim).sum())
     }
 
     fn abandon(&self, error: &DeviceError) {

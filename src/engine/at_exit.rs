@@ -6,13 +6,21 @@
 
 #[cfg(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri))))]
 mod imp {
-    use std::sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicBool, Ordering::Relaxed},
+    use std::{
+        ffi::c_void,
+        mem::MaybeUninit,
+        sync::{
+            Arc, Mutex, Weak,
+            atomic::{AtomicBool, Ordering::Relaxed},
+            mpsc,
+        },
+        thread,
+        time::Duration,
     };
 
     use crate::{
         engine::core::Core,
+        error::op::OpError,
         sync::{lock, process::PerProcess},
         system::{panics, stderr},
     };
@@ -36,16 +44,61 @@ mod imp {
         engines.push(Arc::downgrade(core));
     }
 
+    /// How long the end of the process waits until the failures are said. Not tuned: a person may wait as long.
+    const PATIENCE: Duration = Duration::from_secs(2);
+
     extern "C" fn at_exit() {
         stderr::begin_span();
         let engines: Vec<Arc<Core>> = lock(ENGINES.get(Mutex::default)).iter().filter_map(Weak::upgrade).collect();
+        let mut failures = Vec::new();
         for core in engines {
-            let failure = core.live().ok().and_then(|live| live.failures().to_warn_of());
-            if let Some(failure) = failure {
-                panics::log!(Warn, "raddle: the process ends with a failure that was never reported: {failure}");
-            }
+            failures.extend(core.live().ok().and_then(|live| live.failures().to_warn_of()));
             // If this is the last reference by now, its drop would end the engine in the middle of the process's end.
             std::mem::forget(core);
+        }
+        if is_in_program() && !failures.is_empty() {
+            panics::contain(|| say_apart(failures));
+        } else {
+            failures.into_iter().for_each(say);
+        }
+    }
+
+    fn say(failure: OpError) {
+        panics::log!(Warn, "raddle: the process ends with a failure that was never reported: {failure}");
+        // Its drop is program code, too.
+        std::mem::forget(failure);
+    }
+
+    /// Whether this code is in the program, not in a library, for which the handler also runs when it is unloaded. A
+    /// thread could then outlive its code.
+    fn is_in_program() -> bool {
+        let mut found = MaybeUninit::<libc::Dl_info>::uninit();
+        // SAFETY: the call may write to `found`, and takes any address.
+        if unsafe { libc::dladdr(at_exit as *const () as *const c_void, found.as_mut_ptr()) } == 0 {
+            // There are no libraries in a static program.
+            return true;
+        }
+        // SAFETY: the call has succeeded.
+        let base = unsafe { found.assume_init() }.dli_fbase.addr();
+        // SAFETY: the call has no preconditions.
+        let headers = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
+        // The program's headers lie behind the first one, at its base.
+        headers.checked_sub(base).is_some_and(|behind| behind < 4096)
+    }
+
+    /// Says the failures on a thread of its own, or on this one if no thread can be started. The text of a failure and
+    /// the logger are program code, which may call `exit`: a second call ends a thread that is ending the process by an
+    /// abort, and blocks any other thread.
+    fn say_apart(failures: Vec<OpError>) {
+        let failures = Arc::new(Mutex::new(failures));
+        let (to_say, (is_saying, has_said)) = (Arc::clone(&failures), mpsc::channel::<()>());
+        let say_all = move || {
+            std::mem::take(&mut *lock(&to_say)).into_iter().for_each(say);
+            let _ = is_saying.send(());
+        };
+        match thread::Builder::new().name("raddle-exit".to_owned()).spawn(say_all.clone()) {
+            Ok(_) => _ = has_said.recv_timeout(PATIENCE),
+            Err(_) => say_all(),
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::{
     error::{build::ShutdownError, failures::Failures, op::OpError, push_error::PushError, wait::WaitError},
     notify::pending::PendingOps,
     observe::recording::Recording,
-    op::{fault::FaultLock, task::Task},
+    op::{fault::FaultLock, group_core::GroupCore, task::Task},
     scheduler::activity::Count,
     sync::{
         Ordering::Relaxed,
@@ -96,6 +96,8 @@ pub(crate) struct Core {
     failures: Arc<Failures>,
     pub(crate) threads: ThreadPool<Task>,
     pub(crate) gpus: Gpus<Task>,
+    /// The deletions of variables whose values are in devices' pools, if the engine has GPUs.
+    freeing: Option<Arc<GroupCore>>,
     /// How the threads of GPU lanes are started.
     pub(crate) serve_lane: ServeLane,
     /// The state for limits on pending operations.
@@ -187,6 +189,7 @@ impl Core {
         let does_more = limit.is_some() || shuffler.is_some() || recording.is_some() && !only_records;
         let core = Self {
             kind,
+            freeing: (!gpus.is_empty()).then(|| GroupCore::new(None)),
             short_way: match kind {
                 _ if does_more || !gpus.is_empty() => ShortWay::None,
                 EngineKind::Naive => ShortWay::Here,
@@ -289,6 +292,11 @@ impl Core {
 
     pub(crate) fn gpus(&self) -> &Gpus<Task> {
         &self.gpus
+    }
+
+    /// Returns the group of the deletions that return memory to devices' pools, if the engine has GPUs.
+    pub(crate) fn freeing(&self) -> Option<&Arc<GroupCore>> {
+        self.freeing.as_ref()
     }
 
     /// Returns the tag of this engine's variables: the engine's address, which no other engine can have while a

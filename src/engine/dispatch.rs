@@ -252,7 +252,7 @@ pub(super) fn run_here(core: &Arc<Core>, mut here: ReadyList<Task>, epilogue: Ep
     }
     // An engine without workers leaves program code to a loop if the stack is short.
     if here.is_empty()
-        && (core.has_workers() || !run::runs_program_code(&epilogue) || !ready_loop::is_stack_short(core))
+        && (core.has_workers() || !run::runs_program_code(&epilogue) || !ready_loop::is_stack_short_for_loop(core))
     {
         return run::finish(core, epilogue);
     }
@@ -295,7 +295,7 @@ fn run_nested(
     ready: &mut ReadyList<Task>,
     epilogues: &mut dyn Iterator<Item = Epilogue>,
 ) {
-    if ready_loop::is_stack_short(core) {
+    if ready_loop::is_stack_short_for_loop(core) {
         first.into_iter().for_each(|op| ready.push(op));
         run_elsewhere(core, ready, epilogues);
     } else {

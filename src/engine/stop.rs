@@ -49,7 +49,10 @@ impl Core {
 /// Ends the threads of all workers once no function is running. Operations that have not started remain pending.
 pub(crate) fn stop(core: &Arc<Core>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
     core.live()?;
-    shutdown::make_way_outside(core)?;
+    shutdown::make_way_outside(core).map_err(|error| match error {
+        ShutdownError::InsideOperation => ShutdownError::StopInsideOperation,
+        error => error,
+    })?;
     let stopped = stop_from_outside(core, deadline);
     regain_worker(deadline);
     stopped

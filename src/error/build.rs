@@ -129,8 +129,10 @@ pub enum ShutdownError {
     TimedOut,
     /// The call would have to wait for its caller: an operation, a logger called by the engine, or a thread-local
     /// destructor on one of the engine's threads. This error is also returned if the caller must not wait or if no
-    /// thread could take over the caller's worker. A shutdown continues in the background; a stop has no effect.
+    /// thread could take over the caller's worker. The shutdown continues in the background.
     InsideOperation,
+    /// As [`InsideOperation`](Self::InsideOperation), for a stop, which has no effect.
+    StopInsideOperation,
     /// No operation was pending, or the engine was stopped, but engine threads with these names had not ended at the
     /// deadline. They were still running program code or had too little time to end. The code may be an asynchronous
     /// operation's function that continues after completion, a thread-local destructor or a logger. The threads end
@@ -153,6 +155,9 @@ impl fmt::Display for ShutdownError {
             Self::Forked => f.write_str(FORKED),
             Self::InsideOperation => f.write_str(
                 "a call inside an operation cannot wait for that operation; a shutdown continues in the background",
+            ),
+            Self::StopInsideOperation => f.write_str(
+                "a stop inside an operation cannot wait for that operation and has no effect; call `stop` outside",
             ),
             Self::ThreadsLeft(names) => {
                 write!(f, "no operation is running, but threads had not ended at the deadline: {}", names.join(", "))

@@ -7,6 +7,9 @@ use super::BoxError;
 /// CUDA's error number for a call refused because its stream is being captured into a graph.
 pub(crate) const CAPTURING: i32 = 900;
 
+/// CUDA's error number for a device without enough memory.
+pub(crate) const OUT_OF_MEMORY: i32 = 2;
+
 #[derive(Debug)]
 struct Details {
     code: i32,
@@ -44,7 +47,7 @@ impl DeviceError {
     /// Returns whether the error says that the device is out of memory (2), or that the operating system could not pin
     /// more memory (304). The simulated device uses CUDA's numbers.
     pub(crate) fn is_out_of_memory(&self) -> bool {
-        !self.is_lost() && matches!(self.code(), 2 | 304)
+        !self.is_lost() && matches!(self.code(), OUT_OF_MEMORY | 304)
     }
 
     /// Converts the error into a loss of its device, for an engine that abandons the device because of the error.

@@ -27,7 +27,7 @@ use std::{
     alloc::{self, Layout},
     any::type_name,
     marker::PhantomData,
-    mem::ManuallyDrop,
+    mem::{ManuallyDrop, MaybeUninit},
     panic::Location,
     ptr::NonNull,
     sync::{Arc, OnceLock},
@@ -41,7 +41,7 @@ use crate::{
     sync::{
         Ordering::Relaxed,
         atomic::{AtomicBool, AtomicU64},
-        cell::UnsafeCell,
+        cell::{UnsafeCell, begin_uninit},
         edge::{self, acquire, acquire_all, release},
     },
     tracker::{Access, VarQueue},
@@ -83,7 +83,7 @@ struct VarState {
 #[repr(C)]
 struct TypedCell<T> {
     cell: VarCell,
-    value: UnsafeCell<ManuallyDrop<T>>,
+    value: UnsafeCell<MaybeUninit<T>>,
 }
 
 /// The memory that holds a variable's value.
@@ -92,8 +92,19 @@ pub(crate) enum ValueMemory {
     /// In host memory. A CPU operation may use the value only once all earlier device operations on the variable are
     /// complete.
     Host,
+    /// As `Host`, in a device's pool.
+    Pinned,
+    /// In a device's pool, in the memory of the device.
+    Device,
     /// Elsewhere, or nowhere: the cell contains only a handle to the value, or there is no value.
     Elsewhere,
+}
+
+impl ValueMemory {
+    /// Returns where a value of type `T` is that the program gives: a zero-sized one occupies no memory.
+    pub(crate) const fn of<T>() -> Self {
+        if size_of::<T>() == 0 { Self::Elsewhere } else { Self::Host }
+    }
 }
 
 /// The facts about the value that untyped code needs.
@@ -165,10 +176,8 @@ impl VarCell {
     /// Creates a variable with one handle, for the family that `owner` identifies. Pushes from outside the family that
     /// name this variable are refused, as are those that name another engine's variable.
     pub(crate) fn of_family<T: Send + 'static>(core: &Arc<Core>, owner: usize, value: T) -> NonNull<Self> {
-        // A zero-sized value occupies no memory.
-        let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
         // SAFETY: (1): the value is valid forever.
-        unsafe { Self::owned_by(core, owner, value, memory) }
+        unsafe { Self::owned_by(core, owner, value, ValueMemory::of::<T>()) }
     }
 
     /// Creates a variable with one handle, for a value that may borrow.
@@ -187,31 +196,48 @@ impl VarCell {
     /// # Safety
     /// 1. The variable is [emptied](Self::empty) while its value is still valid.
     unsafe fn owned_by<T: Send>(core: &Arc<Core>, owner: usize, value: T, memory: ValueMemory) -> NonNull<Self> {
+        // SAFETY: (1): the value is written below. (2): (1).
+        let cell = unsafe { Self::begin::<T>(core, owner, memory) };
+        // SAFETY: (1): the cell is made for a value of this type.
+        let place = unsafe { value_ptr::<T>(cell) };
+        // SAFETY: the place is that of a `T`, and no other thread knows it yet.
+        unsafe { place.write(value) };
+        cell
+    }
+
+    /// Creates a variable with one handle, for whose value the caller has a [place](value_ptr). So a large value need not
+    /// be passed through several functions, each of which copies it to its stack frame without optimization.
+    ///
+    /// # Safety
+    /// 1. The caller writes the value before the variable is used.
+    /// 2. The variable is [emptied](Self::empty) while its value is still valid.
+    pub(crate) unsafe fn begin<T: Send>(core: &Arc<Core>, owner: usize, memory: ValueMemory) -> NonNull<Self> {
         let info = match memory {
             ValueMemory::Host => const { &ValueInfo::of::<T>(ValueMemory::Host) },
+            ValueMemory::Pinned => const { &ValueInfo::of::<T>(ValueMemory::Pinned) },
+            ValueMemory::Device => const { &ValueInfo::of::<T>(ValueMemory::Device) },
             ValueMemory::Elsewhere => const { &ValueInfo::of::<T>(ValueMemory::Elsewhere) },
         };
         let (place, slack) = allocate(info.layout);
-        let typed = TypedCell {
-            cell: VarCell {
-                queue: VarQueue::with_owner(core.next_id(), owner),
-                core: ManuallyDrop::new(Arc::clone(core)),
-                handles: AtomicU64::new(1),
-                value: info,
-                name: OnceLock::new(),
-                waits: JoinableWaits::default(),
-                state: VarState {
-                    version: AtomicU64::new(0),
-                    fault: Fault::default(),
-                    emptied: AtomicBool::new(false),
-                    slack,
-                },
+        let new = VarCell {
+            queue: VarQueue::with_owner(core.next_id(), owner),
+            core: ManuallyDrop::new(Arc::clone(core)),
+            handles: AtomicU64::new(1),
+            value: info,
+            name: OnceLock::new(),
+            waits: JoinableWaits::default(),
+            state: VarState {
+                version: AtomicU64::new(0),
+                fault: Fault::default(),
+                emptied: AtomicBool::new(false),
+                slack,
             },
-            value: UnsafeCell::new(ManuallyDrop::new(value)),
         };
-        // SAFETY: the place has the layout of the cell, and is unused.
-        unsafe { place.cast().write(typed) };
         let cell = place.cast::<VarCell>();
+        // SAFETY: the place has the layout of the typed cell, which begins with the cell, and is unused.
+        unsafe { cell.write(new) };
+        // SAFETY: the place has the layout of the typed cell.
+        unsafe { begin_uninit(&raw mut (*place.cast::<TypedCell<T>>().as_ptr()).value) };
         // SAFETY: the cell does not move, and no other thread knows it yet.
         unsafe { VarQueue::init(VarCell::queue_ptr(cell)) };
         cell
@@ -317,7 +343,12 @@ impl VarCell {
 
     /// Whether the variable has a value in host memory.
     pub(crate) fn is_host_value(&self) -> bool {
-        self.value.memory == ValueMemory::Host
+        matches!(self.value.memory, ValueMemory::Host | ValueMemory::Pinned)
+    }
+
+    /// Whether the value's memory belongs to a device's pool.
+    pub(crate) fn is_pooled(&self) -> bool {
+        matches!(self.value.memory, ValueMemory::Pinned | ValueMemory::Device)
     }
 
     /// Counts a mutation by a GPU operation. Several lanes may do so concurrently.

@@ -16,6 +16,7 @@ use crate::{
         frame::Call,
         job::{FnJob, Sink, without_sink},
         kin::KinShare,
+        limits::Limits,
         no_wait::{self, NoWait},
         spec::{Entry, RefKind, Spec},
         task::{ErasedJob, Remainder, Task, flag},
@@ -90,7 +91,18 @@ pub(crate) fn delete_variable(
         });
         Ok(())
     };
-    core.push_sorted(&spec, spec.priority, location, &[entry], ErasedJob::new(without_sink(delete)))
+    let job = freeing(core, var.cell(), ErasedJob::new(without_sink(delete)));
+    core.push_sorted(&spec, spec.priority, location, &[entry], job)
+}
+
+/// Counts an operation that drops the variable's value among those that return memory to a device's pool, if it is one.
+fn freeing(core: &Core, var: &VarCell, mut job: ErasedJob) -> ErasedJob {
+    if let Some(group) = core.freeing().filter(|_| var.is_pooled()) {
+        let mut limits = Limits::new(None, None);
+        limits.join(group);
+        job.limit(limits);
+    }
+    job
 }
 
 /// Frees a variable whose last handle was dropped, after the pending operations on it.
@@ -124,7 +136,7 @@ pub(crate) fn free_variable(cell: NonNull<VarCell>, location: &'static Location<
         no_wait::without_waits(NoWait::Deletion, || unsafe { cell.empty() });
         Ok(())
     };
-    let job = ErasedJob::new(FnJob::with(Freed { cell, failure: None }, free));
+    let job = freeing(&core, var, ErasedJob::new(FnJob::with(Freed { cell, failure: None }, free)));
     let pushed = core.push_sorted(&spec, spec.priority, location, &[entry], job);
     debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
 }

@@ -175,6 +175,12 @@ pub(crate) mod plain_cell {
             f(self.0.get())
         }
     }
+
+    /// Makes a cell whose value is not initialised, where it is.
+    ///
+    /// # Safety
+    /// 1. The place has the layout of a cell, and is unused.
+    pub(crate) unsafe fn begin_uninit<T>(_place: *mut UnsafeCell<std::mem::MaybeUninit<T>>) {}
 }
 
 #[cfg(raddle_loom)]
@@ -259,6 +265,15 @@ mod imp {
     }
     pub(crate) mod cell {
         pub(crate) use loom::cell::UnsafeCell;
+
+        /// Makes a cell whose value is not initialised, where it is.
+        ///
+        /// # Safety
+        /// 1. The place has the layout of a cell, and is unused.
+        pub(crate) unsafe fn begin_uninit<T>(place: *mut UnsafeCell<std::mem::MaybeUninit<T>>) {
+            // SAFETY: (1).
+            unsafe { place.write(UnsafeCell::new(std::mem::MaybeUninit::uninit())) };
+        }
     }
 }
 

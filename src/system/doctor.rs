@@ -269,7 +269,8 @@ fn scheduling() -> Option<(&'static str, i32, Most)> {
     let most = match limit.rlim_cur {
         _ if !is_known => Most::Unknown,
         libc::RLIM_INFINITY => Most::Unlimited,
-        most => Most::Only(most),
+        #[allow(clippy::useless_conversion, reason = "the limit has 32 bits where addresses do")]
+        most => Most::Only(u64::from(most)),
     };
     Some((policy, nice, most))
 }

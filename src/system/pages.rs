@@ -81,6 +81,20 @@ mod imp {
     }
 }
 
+/// Returns how much memory the machine has, in bytes, or `None` if that is unknown.
+pub(crate) fn physical() -> Option<usize> {
+    #[cfg(all(target_os = "linux", not(miri)))]
+    {
+        let ask = |what| {
+            // SAFETY: the call only reads a property of the system.
+            usize::try_from(unsafe { libc::sysconf(what) }).ok().filter(|&number| number > 0)
+        };
+        ask(libc::_SC_PHYS_PAGES)?.checked_mul(ask(libc::_SC_PAGESIZE)?)
+    }
+    #[cfg(not(all(target_os = "linux", not(miri))))]
+    None
+}
+
 /// Allocates zeroed memory.
 pub(crate) fn allocate(layout: Layout) -> NonNull<u8> {
     NonNull::new(imp::allocate(layout)).unwrap_or_else(|| std::alloc::handle_alloc_error(layout))

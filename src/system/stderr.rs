@@ -5,7 +5,7 @@ use std::{
     io::{self, Write},
     sync::{
         Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -14,8 +14,8 @@ use std::{
 const MOST: u32 = 20;
 const SPAN: Duration = Duration::from_secs(1);
 
-/// Whether no lines are written.
-static IS_OFF: AtomicBool = AtomicBool::new(false);
+/// The number of engines that have turned the lines off. While it is above zero, no lines are written.
+static TURNED_OFF: AtomicUsize = AtomicUsize::new(0);
 
 /// The lines of the current span.
 struct Written {
@@ -26,17 +26,23 @@ struct Written {
 
 static WRITTEN: Mutex<Option<Written>> = Mutex::new(None);
 
-/// Turns the lines off for the rest of the process.
+/// Turns the lines off for the rest of the process, or until [`turn_on`] is called.
 pub(crate) fn turn_off() {
     // Relaxed: a line may be written late.
-    IS_OFF.store(true, Relaxed);
+    TURNED_OFF.fetch_add(1, Relaxed);
+}
+
+/// Undoes one call of [`turn_off`].
+pub(crate) fn turn_on() {
+    // Relaxed: a line may be lost.
+    TURNED_OFF.fetch_sub(1, Relaxed);
 }
 
 /// Returns whether a line may be written now, and how many were left out before it. Takes no lock that another thread
 /// holds, since in a forked child that lock is never released.
 fn may_write() -> Option<u64> {
     // Relaxed: see `turn_off`.
-    if IS_OFF.load(Relaxed) {
+    if TURNED_OFF.load(Relaxed) > 0 {
         return None;
     }
     let Ok(mut written) = WRITTEN.try_lock() else { return Some(0) };

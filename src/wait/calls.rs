@@ -359,8 +359,14 @@ pub(crate) fn for_all_async(core: &Arc<Core>) -> impl Future<Output = Result<(),
     CountedWait::new(Arc::clone(core), refused, AllOps)
 }
 
-/// Waits for the operations of a group that were pushed before this call.
+/// Waits for the operations of a group that were pushed before this call. Returns the failure of one of them.
 pub(crate) fn for_group(core: &Arc<Core>, group: &GroupCore, deadline: Option<Instant>) -> Result<(), WaitError> {
+    for_members(core, group, deadline)?;
+    group.take_failure()
+}
+
+/// [`for_group`], whether or not the operations fail.
+pub(crate) fn for_members(core: &Arc<Core>, group: &GroupCore, deadline: Option<Instant>) -> Result<(), WaitError> {
     check_group_wait(core, group)?;
     let covered = group.pending().begin();
     let is_over = || group.pending().is_over(&covered);
@@ -374,8 +380,7 @@ pub(crate) fn for_group(core: &Arc<Core>, group: &GroupCore, deadline: Option<In
         }
         make_way(core)?;
     }
-    wait_counted(core, Awaits::Group, group.pending(), &covered, deadline)?;
-    group.take_failure()
+    wait_counted(core, Awaits::Group, group.pending(), &covered, deadline)
 }
 
 /// [`for_group`] as a future. It covers the operations pushed before this call.

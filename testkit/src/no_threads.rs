@@ -27,7 +27,7 @@ impl NoThreads {
         assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut before) }, 0);
         // The limit leaves less address space than a stack needs, but enough for the allocations made while the limit
         // applies.
-        Self::set(libc::rlimit { rlim_cur: mapped_bytes() as u64 + (1 << 20), ..before });
+        Self::set(libc::rlimit { rlim_cur: mapped_bytes() as libc::rlim_t + (1 << 20), ..before });
         let park = || {
             let gate = Gate::new();
             let closed = gate.clone();

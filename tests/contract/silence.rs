@@ -4,7 +4,7 @@
 
 use raddle_testkit as common;
 
-use std::{process, sync::Arc};
+use std::{fmt, process, sync::Arc};
 
 use common::{KINDS, child, engine, is_child};
 use raddle::{Engine, EngineKind};
@@ -120,5 +120,48 @@ fn in_a_child_the_program_exits() {
         let kept = Arc::new(engine(EngineKind::Naive, 1));
         fail(&kept);
         process::exit(7);
+    }
+}
+
+/// The text of a failure is program code. It may call `exit` again, which the standard library punishes with an abort.
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_text_that_calls_exit_does_not_abort_the_end_of_the_process() {
+    let (success, text) = child("in_a_child_a_text_calls_exit", &[]);
+    assert!(!success && text.starts_with("exit status: 7"), "{text}");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_a_text_calls_exit() {
+    #[derive(Debug)]
+    struct Exits;
+    impl fmt::Display for Exits {
+        fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+            process::exit(3)
+        }
+    }
+    impl std::error::Error for Exits {}
+    if is_child() {
+        let kept = Arc::new(engine(EngineKind::Naive, 1));
+        kept.op("load").try_push((), |()| Err(Exits.into())).unwrap();
+        process::exit(7);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_build_that_fails_does_not_turn_the_lines_off() {
+    for text in written("in_a_child_a_quiet_engine_cannot_be_built") {
+        assert_eq!(text.matches("never reported").count(), 1, "{text}");
+    }
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_a_quiet_engine_cannot_be_built() {
+    if is_child() {
+        Engine::builder().workers(0).stderr(false).build().unwrap_err();
+        fail(&Engine::builder().workers(1).pin(false).build().unwrap());
     }
 }

@@ -6,6 +6,7 @@
 
 use raddle_testkit as common;
 mod ends;
+mod memory;
 mod mixed;
 mod order;
 mod results;

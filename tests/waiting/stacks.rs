@@ -18,12 +18,13 @@ use std::{
     },
     task::{Context, Wake, Waker},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use common::{KINDS, THREADED, child_succeeds};
 use raddle::{
-    Engine, EngineBuilder, EngineKind, OpBuilder, OpHandle, PushError, Var, completion, cx, error::BuildError,
+    Completion, Engine, EngineBuilder, EngineKind, OpBuilder, OpHandle, PushError, Var, WaitError, completion, cx,
+    error::BuildError,
 };
 
 /// What each function is promised on the engines of these tests.
@@ -253,6 +254,130 @@ fn a_chain_of_cancellations() {
     }
 }
 
+/// A wait that gave up is passed over at its turn, on the thread that finds it ready.
+#[test]
+fn a_storm_of_waits_that_gave_up_ends() {
+    child_succeeds("storms_of_waits_that_gave_up");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn storms_of_waits_that_gave_up() {
+    const LENGTH: usize = if cfg!(any(raddle_tsan, raddle_unpooled)) { 5_000 } else { 100_000 };
+    // Bits that select what may occur: everything, and the pairs that need no thread.
+    let masks = [u32::MAX, 1 << 0 | 1 << 3, 1 << 0 | 1 << 4, 1 << 4 | 1 << 5, 1 << 0 | 1 << 1, 1 << 6 | 1 << 8];
+    for kind in KINDS {
+        for mask in masks {
+            for ends_on in ["a worker", "a small thread", "this thread"] {
+                println!("{kind}, {mask:b}, on {ends_on}");
+                let engine = engine(kind);
+                let (variable, (tx, rx)) = (engine.var(0_u64), mpsc::channel());
+                let held = (variable.write(), completion());
+                engine.op("hold").push(held, move |(_, done)| tx.send(done).unwrap()).unwrap();
+                let is_whole = mask == u32::MAX && ends_on == "a worker";
+                let length = if is_whole { LENGTH } else { LENGTH / 20 };
+                storm(&engine, &variable, length, mask);
+                let done: Completion = rx.recv().unwrap();
+                match ends_on {
+                    "a worker" => engine.op("end").push((), move |()| done.complete()).unwrap(),
+                    "a small thread" => on_small_thread(|| done.complete()),
+                    _ => done.complete(),
+                }
+                engine.wait_for_var(&variable).unwrap();
+                // The groups and the deadlines fail some.
+                let _ = engine.wait_for_all();
+                engine.clear_errors();
+            }
+        }
+    }
+}
+
+/// Pushes operations behind the holder of `variable` that all give up. `mask` selects their kinds.
+fn storm(engine: &Engine, variable: &Var<u64>, length: usize, mask: u32) {
+    fn poll_once(future: impl Future) {
+        _ = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
+    }
+    let (group, mut random) = (engine.group(), 1_u64);
+    let mut pushed = 0;
+    while pushed < length {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let kind = (random >> 60) as u32;
+        if mask & (1 << kind) == 0 {
+            continue;
+        }
+        pushed += 1;
+        match kind {
+            0 => _ = engine.get_timeout(variable, Duration::ZERO),
+            1 => _ = engine.wait_for_var_timeout(variable, Duration::ZERO),
+            2 => _ = engine.wait_to_read_timeout(variable, Duration::ZERO),
+            3 => engine.clear_error(variable).unwrap(),
+            4 => poll_once(engine.acquire(variable.write())),
+            5 => poll_once(engine.acquire(variable.read())),
+            6 => poll_once(engine.get_async(variable)),
+            7 => poll_once(engine.wait_for_var_async(variable)),
+            8 => _ = engine.op("quiet").submit(variable.write(), |_| ()).unwrap().cancel_quietly(),
+            9 => {
+                let loud = engine.op("loud").submit(variable.overwrite(), |_| ()).unwrap();
+                loud.cancel();
+                loud.ignore();
+            }
+            10 => engine.op("late").deadline(Instant::now()).push(variable.overwrite(), |_| ()).unwrap(),
+            11 => group.op("member").push(variable.read(), |_| ()).unwrap(),
+            12 => {
+                let other = engine.var(0_u64);
+                poll_once(engine.acquire((variable.write(), other.write())));
+            }
+            13 => {
+                _ = engine.op("future").submit_future(variable.write(), |value| async move { drop(value) }).unwrap();
+            }
+            14 => engine.op("eager").eager().push(variable.read(), |_| ()).unwrap(),
+            _ => {
+                let read = (variable.read(), completion());
+                engine.op("completion").push(read, |(_, done)| done.complete()).unwrap();
+            }
+        }
+    }
+    group.cancel_quietly();
+    engine.clear_error(variable).unwrap();
+}
+
+/// Whatever is left of a stack where nothing more is nested, the rest of a chain does not take another stack.
+#[test]
+fn a_chain_of_waits_that_gave_up_takes_one_stack() {
+    child_succeeds("waits_that_gave_up_in_a_chain");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn waits_that_gave_up_in_a_chain() {
+    fn below(bytes: usize, f: impl FnOnce()) {
+        let page = black_box([1_u8; 256]);
+        if bytes == 0 {
+            f();
+        } else {
+            below(bytes - 256, f);
+        }
+        black_box(&page);
+    }
+    const LENGTH: usize = if cfg!(any(raddle_tsan, raddle_unpooled)) { 1_000 } else { 10_000 };
+    for at in 0..32_usize {
+        let reserve = (128 << 10) + 512 * at;
+        let builder = Engine::builder().kind(EngineKind::Naive).stack_size(512 << 10).stack_reserve(reserve);
+        let engine = builder.build().unwrap();
+        let (variable, (tx, rx)) = (engine.var(0), mpsc::channel());
+        engine.op("hold").push((variable.write(), completion()), move |(_, done)| tx.send(done).unwrap()).unwrap();
+        let pusher = thread::current().id();
+        for _ in 0..LENGTH {
+            // Gives up, so it is completed at its turn, by what it has left behind.
+            engine.get_timeout(&variable, Duration::ZERO).unwrap_err();
+            let count = move |count: &mut usize| *count += usize::from(thread::current().id() == pusher);
+            engine.op("count").push(variable.write(), count).unwrap();
+        }
+        below((at % 4) * 1024, || rx.recv().unwrap().complete());
+        assert_eq!(engine.get(&variable).unwrap(), LENGTH, "of the operations ran on this thread, {at}");
+    }
+}
+
 #[test]
 fn large_captures_take_little_stack() {
     child_succeeds("pushes_with_large_captures");
@@ -320,6 +445,58 @@ fn pushes_with_large_captures() {
             let sum = engine.var(0);
             push(engine.op(name), &sum).unwrap();
             assert_eq!(engine.get(&sum).unwrap(), SIZE, "{name}");
+        };
+        thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().unwrap();
+    }
+}
+
+#[test]
+fn large_values_take_little_stack() {
+    child_succeeds("large_values_and_results");
+}
+
+/// A value that is made where it is used takes a stack frame there, and one where it is taken out of a result.
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn large_values_and_results() {
+    type Use = fn(&Engine) -> Result<usize, WaitError>;
+    /// Returns the length of a result without another copy.
+    fn len<const N: usize>(value: &Result<[u8; N], WaitError>) -> Result<usize, WaitError> {
+        value.as_ref().map(|value| value.len()).map_err(WaitError::clone)
+    }
+    #[inline(never)]
+    fn var(engine: &Engine) -> Var<[u8; RESULT]> {
+        engine.var([1; RESULT])
+    }
+    const VALUE: usize = 512 << 10;
+    const RESULT: usize = 256 << 10;
+    let uses: [(&str, usize, Use); 9] = [
+        ("var", VALUE, |engine| {
+            let var = engine.var([1_u8; VALUE]);
+            engine.op("look").submit(var.read(), |value| value.len())?.wait()
+        }),
+        ("get", RESULT, |engine| len(&engine.get(&var(engine)))),
+        ("get_timeout", RESULT, |engine| len(&engine.get_timeout(&var(engine), common::PATIENCE))),
+        ("set", RESULT, |engine| {
+            let var = var(engine);
+            engine.set(&var, [2; RESULT])?;
+            engine.with(&var, |value| value.iter().filter(|&&byte| byte == 2).count())
+        }),
+        ("replace", RESULT, |engine| len(&engine.replace(&var(engine), [2; RESULT]))),
+        ("submit", RESULT, |engine| len(&engine.op("made").submit((), |()| [1_u8; RESULT])?.wait())),
+        ("try_submit", RESULT, |engine| len(&engine.op("made").try_submit((), |()| Ok([1_u8; RESULT]))?.wait())),
+        ("submit_future", RESULT, |engine| {
+            len(&engine.op("made").submit_future((), |()| async { [1_u8; RESULT] })?.wait())
+        }),
+        ("a scope's submit", RESULT, |engine| {
+            engine.try_scope(|s| Ok(len(&s.op("made").submit((), |()| [1_u8; RESULT])?.wait())))?
+        }),
+    ];
+    for (name, size, use_value) in uses {
+        println!("{name}");
+        let run = move || {
+            let builder = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).stack_size(2 << 20);
+            assert_eq!(use_value(&builder.build().unwrap()).unwrap(), size, "{name}");
         };
         thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().unwrap();
     }

@@ -255,7 +255,10 @@ fn a_stop_inside_an_operation_is_refused() {
     on_kinds(&KINDS, 1, |engine| {
         let inner = engine.downgrade();
         let refused = engine.op("").submit((), move |()| inner.stop(None)).unwrap();
-        assert_eq!(refused.wait().unwrap(), Err(ShutdownError::InsideOperation));
+        let error = refused.wait().unwrap().unwrap_err();
+        assert_eq!(error, ShutdownError::StopInsideOperation);
+        let text = error.to_string();
+        assert!(text.contains("stop") && !text.contains("shutdown"), "{text}");
         assert!(!engine.is_stopped());
     });
 }

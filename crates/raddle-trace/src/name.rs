@@ -30,6 +30,7 @@ enum Repr {
     Shared(Arc<Box<str>>),
 }
 
+#[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Name>() == 16);
 
 impl Name {

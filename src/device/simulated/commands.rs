@@ -29,7 +29,10 @@ use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 use smallvec::SmallVec;
 
 use crate::{
-    device::{driver::Address, running_kernel::as_kernel},
+    device::{
+        driver::{Address, MemoryKind},
+        running_kernel::as_kernel,
+    },
     sync::{
         Condvar, Mutex, MutexGuard,
         atomic::AtomicU64,
@@ -206,6 +209,8 @@ pub(super) struct DeviceState {
     lost: Option<DeviceError>,
     /// The number of bytes of device memory allocated.
     pub(super) allocated: usize,
+    /// The number of bytes of pinned memory allocated.
+    pub(super) pinned: usize,
     pub(super) fail_in: u64,
     refuse_in: u64,
     /// Whether all calls after the refused one are refused as well.
@@ -255,6 +260,7 @@ impl DeviceState {
             not_before: Duration::ZERO,
             lost: None,
             allocated: 0,
+            pinned: 0,
             fail_in: 0,
             refuse_in: 0,
             refuses_on: false,
@@ -272,7 +278,7 @@ impl DeviceState {
     }
 
     pub(super) fn advance_clock(&mut self, by: Duration) {
-        self.manual += by;
+        self.manual = self.manual.saturating_add(by);
     }
 
     /// Makes the device refuse the `n`-th call and, if `on` is set, all calls after it.
@@ -297,7 +303,15 @@ impl DeviceState {
         }
     }
 
-    fn check(&self) -> Result<(), DeviceError> {
+    /// Returns the number of bytes allocated of a kind of memory.
+    pub(super) fn held(&mut self, kind: MemoryKind) -> &mut usize {
+        match kind {
+            MemoryKind::Device => &mut self.allocated,
+            MemoryKind::Pinned => &mut self.pinned,
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), DeviceError> {
         self.lost.clone().map_or(Ok(()), Err)
     }
 
@@ -380,7 +394,7 @@ impl DeviceState {
         };
         let number = self.issued;
         self.issued += 1;
-        let earliest = if self.clock == Clock::Instantly { Duration::ZERO } else { self.now() + latency };
+        let earliest = if self.clock == Clock::Instantly { Duration::ZERO } else { self.now().saturating_add(latency) };
         self.timelines[index].commands.push_back(Issued { command, number, earliest, fails });
     }
 
@@ -500,7 +514,7 @@ impl DeviceState {
             self.counts.bytes_copied += bytes;
             let usage = &mut self.engines[engine].usage;
             usage.commands += 1;
-            usage.busy += end - start;
+            usage.busy = usage.busy.saturating_add(end - start);
             usage.first_start = Some(usage.first_start.map_or(start, |first| first.min(start)));
             usage.last_end = Some(usage.last_end.map_or(end, |last| last.max(end)));
         }

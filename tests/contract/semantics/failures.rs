@@ -939,5 +939,7 @@ fn every_error_has_a_message() {
     .into_iter()
     .for_each(assert_has_a_message);
     assert_has_a_message(WaitError::Refused(PushError::ShutDown));
-    [ShutdownError::TimedOut, ShutdownError::InsideOperation].into_iter().for_each(assert_has_a_message);
+    [ShutdownError::TimedOut, ShutdownError::InsideOperation, ShutdownError::StopInsideOperation]
+        .into_iter()
+        .for_each(assert_has_a_message);
 }
