@@ -197,10 +197,10 @@ impl EngineBuilder {
     /// Sets whether each worker for ordinary operations is pinned to its own core. Default: `true` if the engine has a
     /// worker for each core that it may use, the process's control group grants these cores whole, and no other engine,
     /// of this process or another, has pinned a worker to one of them; otherwise `false`, so that the system can move
-    /// workers away from cores that others use. Even then, a worker leaves its core for a while if the core is contended
-    /// and it [waits less](crate::guide::latency#pinning) elsewhere; with `true`, it stays. If the system refuses to pin a worker, it runs unpinned, [`Engine::placements`]
-    /// reports this, and a warning is logged. With pinning, a GPU's threads run on those of the engine's cores that are
-    /// nearest the GPU, if Linux reports them.
+    /// workers away from cores that others use. Even then, a worker leaves its core for a while if the core is
+    /// contended and it [waits less](crate::guide::latency#pinning) elsewhere; with `true`, it stays. If the system
+    /// refuses to pin a worker, it runs unpinned, [`Engine::placements`] reports this, and a warning is logged. With
+    /// pinning, a GPU's threads run on those of the engine's cores that are nearest the GPU, if Linux reports them.
     ///
     /// An engine may use the cores available to the thread that builds it or, if that thread belongs to another engine,
     /// all of that engine's cores. All of its threads stay on these cores, unless [the process is
@@ -382,8 +382,8 @@ impl EngineBuilder {
     ///
     /// If an engine of this process has written a profile to the file, whatever its path, a number is added to the file
     /// name. If another process has, and is still there, the number of this process is added, and a warning says so
-    /// once; so a child process that inherits `RADDLE_PROFILE` leaves its parent's profile alone. Another file at `path`
-    /// is overwritten. A pipe must have a reader.
+    /// once; so a child process that inherits `RADDLE_PROFILE` leaves its parent's profile alone. Another file at
+    /// `path` is overwritten. A pipe must have a reader.
     ///
     /// Default: the value of the environment variable `RADDLE_PROFILE`, or no profile if that is unset or blank. With
     /// the variable, an existing file that is not a profile is not overwritten, and [`build`](Self::build) returns an
@@ -394,12 +394,12 @@ impl EngineBuilder {
     ///
     /// [`ShutdownError::Profile`]: crate::error::ShutdownError::Profile
     ///
-    /// A separate thread writes to the file every few milliseconds. It keeps up with some 100,000 operations a second, or
-    /// with more if it has a core for itself ([figures](crate::guide::seeing#cost)). If there are more for so long that a
-    /// thread pushes and runs about 40,000 operations that are not yet written, some are missing from the file, and a
-    /// warning is logged. If the program has also set a
-    /// [`recorder`](Self::recorder), the profile is read from the recorder's rings, whose size determines how many
-    /// operations fit; the program can still take the recorder's own trace.
+    /// A separate thread writes to the file every few milliseconds. It keeps up with some 100,000 operations a second,
+    /// or with more if it has a core for itself ([figures](crate::guide::seeing#cost)). If there are more for so long
+    /// that a thread pushes and runs about 40,000 operations that are not yet written, some are missing from the file,
+    /// and a warning is logged. If the program has also set a [`recorder`](Self::recorder), the profile is read from
+    /// the recorder's rings, whose size determines how many operations fit; the program can still take the recorder's
+    /// own trace.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -113,14 +113,14 @@ pub enum Shutdown {
 /// A child may build its own engines, and [`global`](Self::global) returns the child's own engine. A process may also
 /// fork inside an operation. If an engine thread forks, the child's copy of that thread ends when the operation's
 /// function returns. So does the copy of a thread on which a [`Naive`](EngineKind::Naive) engine runs an operation
-/// because the pushing thread has [little stack left](crate::guide::on_your_machine#stacks): the pushing thread does not
-/// exist in the child, so the push never returns there. A child cannot use its parent's GPUs: simulated GPUs are lost in the child, and CUDA does not work
-/// in a child of a process that has used it.
+/// because the pushing thread has [little stack left](crate::guide::on_your_machine#stacks): the pushing thread does
+/// not exist in the child, so the push never returns there. A child cannot use its parent's GPUs: simulated GPUs are
+/// lost in the child, and CUDA does not work in a child of a process that has used it.
 ///
 /// The standard library takes a lock for a moment when a thread starts or ends. If another thread holds it at the fork,
 /// no thread of the child ever starts, so engines that the child builds run nothing. A process whose children build
-/// engines should fork when none of its threads is starting or ending, for instance while its engines are idle and after
-/// those no longer needed have been [shut down](Self::shutdown).
+/// engines should fork when none of its threads is starting or ending, for instance while its engines are idle and
+/// after those no longer needed have been [shut down](Self::shutdown).
 ///
 /// Forks on other systems, and children created through the system call `clone` instead of the C library's `fork`, are
 /// not detected. Such a child must not use its parent's engines.
@@ -292,8 +292,8 @@ impl Engine {
     }
 
     /// Creates a variable for `len` values in page-locked host memory, which devices can copy to and from directly. The
-    /// memory is cacheable and filled with zeros. As with [`device_var`](Self::device_var), it is taken from a pool, and
-    /// this may wait for it.
+    /// memory is cacheable and filled with zeros. As with [`device_var`](Self::device_var), it is taken from a pool,
+    /// and this may wait for it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -338,10 +338,10 @@ impl Engine {
 
     /// Limits the pools of a device's memory and of pinned memory. Default: 256 MiB each.
     ///
-    /// A pool keeps the memory of variables that are gone, so that new variables need not ask the device's driver, which
-    /// may stall the whole device. It never keeps more than `bytes` of free memory, unless the program has used so much
-    /// memory at once since it last used none: then it keeps up to that. What is too much returns to the driver when a
-    /// variable ends. The engines that use a device share its pools.
+    /// A pool keeps the memory of variables that are gone, so that new variables need not ask the device's driver,
+    /// which may stall the whole device. It never keeps more than `bytes` of free memory, unless the program has used
+    /// so much memory at once since it last used none: then it keeps up to that. What is too much returns to the driver
+    /// when a variable ends. The engines that use a device share its pools.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

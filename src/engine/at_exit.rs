@@ -1,4 +1,5 @@
-//! What the end of the process says: the failures that no wait has returned and no handle has taken.
+//! What the end of the process says: the failures that no wait has returned and no handle has taken, and the operations
+//! that have not completed.
 //!
 //! An engine that ends before the process says so itself. The handler is for engines that are still there: the
 //! [global](crate::Engine::global) one, those in statics, and all if the program calls `exit`. Other threads may still
@@ -18,9 +19,12 @@ mod imp {
         time::Duration,
     };
 
+    use raddle_trace::recording::Plain;
+
     use crate::{
         engine::core::Core,
-        error::op::OpError,
+        error::{deadlock::Pushed, op::OpError},
+        observe::snapshot::incomplete_ops,
         sync::{lock, process::PerProcess},
         system::{panics, stderr},
     };
@@ -44,29 +48,55 @@ mod imp {
         engines.push(Arc::downgrade(core));
     }
 
-    /// How long the end of the process waits until the failures are said. Not tuned: a person may wait as long.
+    /// How long the end of the process waits until all is said. Not tuned: a person may wait as long.
     const PATIENCE: Duration = Duration::from_secs(2);
+
+    /// The time after which an operation that was completing is complete. Not tuned.
+    const COMPLETING: Duration = Duration::from_millis(5);
 
     extern "C" fn at_exit() {
         stderr::begin_span();
         let engines: Vec<Arc<Core>> = lock(ENGINES.get(Mutex::default)).iter().filter_map(Weak::upgrade).collect();
-        let mut failures = Vec::new();
+        let mut endings = Vec::new();
         for core in engines {
-            failures.extend(core.live().ok().and_then(|live| live.failures().to_warn_of()));
+            endings.extend(core.live().ok().and_then(|live| live.failures().to_warn_of()).map(Ending::Failed));
+            // A worker may be completing an operation for which the program has waited.
+            if !core.is_forked() && incomplete_ops(&core).is_some() {
+                thread::sleep(COMPLETING);
+                endings.extend(incomplete_ops(&core).map(|(count, first)| Ending::Incomplete(count, first)));
+            }
             // If this is the last reference by now, its drop would end the engine in the middle of the process's end.
             std::mem::forget(core);
         }
-        if is_in_program() && !failures.is_empty() {
-            panics::contain(|| say_apart(failures));
+        if is_in_program() && !endings.is_empty() {
+            panics::contain(|| say_apart(endings));
         } else {
-            failures.into_iter().for_each(say);
+            endings.into_iter().for_each(Ending::say);
         }
     }
 
-    fn say(failure: OpError) {
-        panics::log!(Warn, "raddle: the process ends with a failure that was never reported: {failure}");
-        // Its drop is program code, too.
-        std::mem::forget(failure);
+    /// What is said of an engine.
+    enum Ending {
+        Failed(OpError),
+        /// The number of operations that have not completed, and one of them.
+        Incomplete(usize, Pushed),
+    }
+
+    impl Ending {
+        fn say(self) {
+            match self {
+                Self::Failed(failure) => {
+                    panics::log!(Warn, "raddle: the process ends with a failure that was never reported: {failure}");
+                    // Its drop is program code, too.
+                    std::mem::forget(failure);
+                }
+                Self::Incomplete(count, (name, location)) => panics::log!(
+                    Warn,
+                    "raddle: the process ends before {count} of its operations, one of them `{}` pushed at {location}",
+                    Plain(name.as_str())
+                ),
+            }
+        }
     }
 
     /// Whether this code is in the program, not in a library, for which the handler also runs when it is unloaded. A
@@ -86,14 +116,14 @@ mod imp {
         headers.checked_sub(base).is_some_and(|behind| behind < 4096)
     }
 
-    /// Says the failures on a thread of its own, or on this one if no thread can be started. The text of a failure and
-    /// the logger are program code, which may call `exit`: a second call ends a thread that is ending the process by an
-    /// abort, and blocks any other thread.
-    fn say_apart(failures: Vec<OpError>) {
-        let failures = Arc::new(Mutex::new(failures));
-        let (to_say, (is_saying, has_said)) = (Arc::clone(&failures), mpsc::channel::<()>());
+    /// Says this on a thread of its own, or on this one if no thread can be started. The text of a failure and the logger
+    /// are program code, which may call `exit`: a second call ends a thread that is ending the process by an abort, and
+    /// blocks any other thread.
+    fn say_apart(endings: Vec<Ending>) {
+        let endings = Arc::new(Mutex::new(endings));
+        let (to_say, (is_saying, has_said)) = (Arc::clone(&endings), mpsc::channel::<()>());
         let say_all = move || {
-            std::mem::take(&mut *lock(&to_say)).into_iter().for_each(say);
+            std::mem::take(&mut *lock(&to_say)).into_iter().for_each(Ending::say);
             let _ = is_saying.send(());
         };
         match thread::Builder::new().name("raddle-exit".to_owned()).spawn(say_all.clone()) {

@@ -13,6 +13,7 @@ use std::{
 use crate::{
     device::gpus::FIRST_LANE,
     engine::core::{Core, Live},
+    error::deadlock::Pushed,
     memory::{epoch, pool},
     notify::{
         pending::{PendingOps, Ticket},
@@ -159,6 +160,29 @@ fn describe(core: &Core, op: &Op<Task>, has_started: bool, running: &HashMap<OpI
         accesses: accesses.collect(),
         waits_for: Vec::new(),
     }
+}
+
+/// Returns how many of the program's operations have not completed, and the name of one of them with its push location.
+pub(crate) fn incomplete_ops(core: &Core) -> Option<(usize, Pushed)> {
+    let (mut count, mut first, pinned) = (0, None, epoch::pin());
+    let look = |op: &Op<Task>, mark: *mut ()| {
+        let task = op.task();
+        let uses_variables = op.access_count() > 0;
+        let is_incomplete = if uses_variables {
+            op.accesses().any(|access| access.standing() != Standing::Done)
+        } else {
+            // One that has started may have completed.
+            mark == core.mark()
+        };
+        if is_incomplete && !task.has(flag::INTERNAL) && !task.is_over() {
+            count += 1;
+            first.get_or_insert_with(|| (task.name().clone(), task.location()));
+        }
+    };
+    // SAFETY: (1): only pushes and the functions that start operations set these marks, on records whose tasks are
+    // filled.
+    unsafe { each_marked(&pinned, [core.mark(), core.started_mark()], look) };
+    Some((count, first?))
 }
 
 /// Returns, for each lane of workers, the number of ready operations that have not started.

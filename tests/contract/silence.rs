@@ -6,8 +6,13 @@ use raddle_testkit as common;
 
 use std::{fmt, process, sync::Arc};
 
-use common::{KINDS, child, engine, is_child};
+use common::{KINDS, child, is_child};
 use raddle::{Engine, EngineKind};
+
+/// Unlike those of other tests, these engines write to standard error.
+fn engine(kind: EngineKind, workers: usize) -> Engine {
+    Engine::builder().kind(kind).workers(workers).pin(false).build().expect("an engine")
+}
 
 /// Runs the ignored test `name` on each kind of engine, and returns what each run wrote.
 #[track_caller]
@@ -120,6 +125,33 @@ fn in_a_child_the_program_exits() {
         let kept = Arc::new(engine(EngineKind::Naive, 1));
         fail(&kept);
         process::exit(7);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn operations_that_the_end_of_the_process_loses_are_said() {
+    let (_, text) = child("in_a_child_the_program_ends_before_its_operations", &[]);
+    assert!(text.starts_with("exit status: 0"), "{text}");
+    let lines: Vec<_> = text.lines().filter(|line| line.contains("the process ends before")).collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(lines.iter().all(|line| line.contains("before 2 of its operations, one of them `s")), "{text}");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_the_program_ends_before_its_operations() {
+    if is_child() {
+        for kind in KINDS {
+            let kept = Arc::new(engine(kind, 1));
+            let disk = kept.var(0);
+            kept.op("send").writes([disk.token()]).push(raddle::completion(), std::mem::forget).unwrap();
+            kept.op("save").push(disk.write(), |_| ()).unwrap();
+            // What has completed is not counted.
+            kept.op("done").submit((), |()| ()).unwrap().wait().unwrap();
+            std::mem::forget((kept, disk));
+        }
+        process::exit(0);
     }
 }
 
