@@ -65,7 +65,9 @@ pub enum Shutdown {
     /// Pending operations run and may push more operations. All other pushes are refused.
     Drain,
     /// Operations that have not started fail with [`Cause::Cancelled`](crate::error::Cause::Cancelled), and all pushes
-    /// are refused. Deletions and [clean-ups](crate::OpBuilder::cleanup) still run.
+    /// are refused. Deletions and [clean-ups](crate::OpBuilder::cleanup) still run. The shutdown waits for what has
+    /// started, and does not wake a future that sleeps: cancel such an operation through its
+    /// [handle](crate::OpHandle::cancel), or set a time limit.
     Cancel,
 }
 
