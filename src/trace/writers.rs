@@ -193,7 +193,10 @@ impl Writer {
 
     /// Leaves the ring to another thread. If another one is looking for a ring, this one ends once it is read.
     fn retire(self) {
-        self.flush();
+        // A thread that has written nothing need not say that it has arrived. Nobody may read its name any more.
+        if self.open.get() != ARRIVAL {
+            self.flush();
+        }
         let Self { slots, ring, last_op, shared, idle, .. } = self;
         let slots = slots.into_inner();
         match try_lock(&idle) {
