@@ -19,7 +19,6 @@ use std::ptr::NonNull;
 #[cfg(any(raddle_loom, raddle_shuttle, raddle_unpooled))]
 use std::ptr::null_mut;
 
-#[cfg(any(raddle_loom, raddle_shuttle, raddle_unpooled))]
 use super::epoch;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 use super::epoch::Stamp;
@@ -82,13 +81,13 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline]
 pub(crate) unsafe fn reuse<R: Record>(record: NonNull<R>, size: RecordSize) {
-    #[cfg(raddle_unpooled)]
-    // SAFETY: (1) and (2): from now on, the closure owns the record, which is plain memory.
-    unsafe {
-        epoch::pin().retire(move || records::give_back(record.cast(), size));
+    if cfg!(raddle_unpooled) {
+        let give_back = move || records::give_back(record.cast(), size);
+        // SAFETY: (1) and (2) of `retire`: from now on, the closure owns the record, which is plain memory.
+        unsafe { epoch::pin().retire(give_back) };
+    } else {
+        records::put_back(record.cast(), size);
     }
-    #[cfg(not(raddle_unpooled))]
-    records::put_back(record.cast(), size);
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
