@@ -57,32 +57,32 @@ mod imp {
     extern "C" fn at_exit() {
         stderr::begin_span();
         let engines: Vec<Arc<Core>> = lock(ENGINES.get(Mutex::default)).iter().filter_map(Weak::upgrade).collect();
-        let mut endings = Vec::new();
+        let mut last_words = Vec::new();
         for core in engines {
-            endings.extend(core.live().ok().and_then(|live| live.failures().to_warn_of()).map(Ending::Failed));
+            last_words.extend(core.live().ok().and_then(|live| live.failures().to_warn_of()).map(LastWord::Failed));
             // A worker may be completing an operation for which the program has waited.
             if !core.is_forked() && incomplete_ops(&core).is_some() {
                 thread::sleep(COMPLETING);
-                endings.extend(incomplete_ops(&core).map(|(count, first)| Ending::Incomplete(count, first)));
+                last_words.extend(incomplete_ops(&core).map(|(count, first)| LastWord::Incomplete(count, first)));
             }
             // If this is the last reference by now, its drop would end the engine in the middle of the process's end.
             std::mem::forget(core);
         }
-        if is_in_program() && !endings.is_empty() {
-            panics::contain(|| say_apart(endings));
+        if is_in_program() && !last_words.is_empty() {
+            panics::contain(|| say_apart(last_words));
         } else {
-            endings.into_iter().for_each(Ending::say);
+            last_words.into_iter().for_each(LastWord::say);
         }
     }
 
     /// What is said of an engine.
-    enum Ending {
+    enum LastWord {
         Failed(OpError),
         /// The number of operations that have not completed, and one of them.
         Incomplete(usize, Pushed),
     }
 
-    impl Ending {
+    impl LastWord {
         fn say(self) {
             match self {
                 Self::Failed(failure) => {
@@ -119,11 +119,11 @@ mod imp {
     /// Says this on a thread of its own, or on this one if no thread can be started. The text of a failure and the logger
     /// are program code, which may call `exit`: a second call ends a thread that is ending the process by an abort, and
     /// blocks any other thread.
-    fn say_apart(endings: Vec<Ending>) {
-        let endings = Arc::new(Mutex::new(endings));
-        let (to_say, (is_saying, has_said)) = (Arc::clone(&endings), mpsc::channel::<()>());
+    fn say_apart(last_words: Vec<LastWord>) {
+        let last_words = Arc::new(Mutex::new(last_words));
+        let (to_say, (is_saying, has_said)) = (Arc::clone(&last_words), mpsc::channel::<()>());
         let say_all = move || {
-            std::mem::take(&mut *lock(&to_say)).into_iter().for_each(Ending::say);
+            std::mem::take(&mut *lock(&to_say)).into_iter().for_each(LastWord::say);
             let _ = is_saying.send(());
         };
         match thread::Builder::new().name("raddle-exit".to_owned()).spawn(say_all.clone()) {

@@ -72,9 +72,9 @@ pub const KINDS: [EngineKind; 3] = [EngineKind::Naive, EngineKind::Pooled, Engin
 pub const THREADED: [EngineKind; 2] = [EngineKind::Pooled, EngineKind::PerDevice];
 
 /// Builds an engine of `kind` with `workers` workers. They are unpinned, because pinned workers of concurrent tests
-/// could share a core while other cores are idle. Failures that a test leaves behind are not written to standard error.
+/// could share a core while other cores are idle.
 pub fn engine(kind: EngineKind, workers: usize) -> Engine {
-    Engine::builder().kind(kind).workers(workers).pin(false).stderr(false).build().expect("an engine")
+    Engine::builder().kind(kind).workers(workers).pin(false).build().expect("an engine")
 }
 
 /// Builds engines of every kind, each with a name for messages. An engine has one, two or four workers; depending on

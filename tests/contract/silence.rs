@@ -6,13 +6,8 @@ use raddle_testkit as common;
 
 use std::{fmt, process, sync::Arc};
 
-use common::{KINDS, child, is_child};
+use common::{KINDS, child, engine, is_child};
 use raddle::{Engine, EngineKind};
-
-/// Unlike those of other tests, these engines write to standard error.
-fn engine(kind: EngineKind, workers: usize) -> Engine {
-    Engine::builder().kind(kind).workers(workers).pin(false).build().expect("an engine")
-}
 
 /// Runs the ignored test `name` on each kind of engine, and returns what each run wrote.
 #[track_caller]
