@@ -163,6 +163,7 @@ fn describe(core: &Core, op: &Op<Task>, has_started: bool, running: &HashMap<OpI
 }
 
 /// Returns how many of the program's operations have not completed, and the name of one of them with its push location.
+#[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn incomplete_ops(core: &Core) -> Option<(usize, Pushed)> {
     let (mut count, mut first, pinned) = (0, None, epoch::pin());
     let look = |op: &Op<Task>, mark: *mut ()| {

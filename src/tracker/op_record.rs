@@ -75,6 +75,8 @@ pub struct Op<T> {
 
 /// The value of [`Op::inline`] if the record has an [`Apart`].
 const APART: u8 = u8::MAX;
+/// The number of accesses in whose place the [`Apart`] is stored. In models, atomics are large.
+const APART_PLACES: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { INLINE_ACCESSES } else { 1 };
 
 /// The unit of [`Op::task_at`], in bytes. An instruction can multiply an index by up to 8. In models, records are too
 /// large for such a unit.
@@ -145,7 +147,7 @@ impl<T> Op<T> {
             assert!(align_of::<TaskPlace<T>>() <= align_of::<Access<T>>() && size_of::<TaskPlace<T>>() <= TASK_ROOM);
             assert!(
                 align_of::<Apart<Access<T>>>() <= align_of::<Access<T>>()
-                    && size_of::<Apart<Access<T>>>() <= size_of::<Access<T>>()
+                    && size_of::<Apart<Access<T>>>() <= APART_PLACES * size_of::<Access<T>>()
             );
             let access = size_of::<Access<T>>();
             assert!(ACCESSES == size_of::<Self>() && ACCESSES.next_multiple_of(align_of::<Access<T>>()) == ACCESSES);
@@ -732,7 +734,7 @@ impl<T> OpRef<T> {
                 $(unsafe { (&raw mut (*op).$field).write($value) };)*
             };
         }
-        let places = if inline == APART { 1 } else { usize::from(inline) };
+        let places = if inline == APART { APART_PLACES } else { usize::from(inline) };
         set! {
             wait: AtomicU32::new(if count == 1 { 1 } else { count + 1 }),
             unregistered: AtomicU32::new(count * ONE),
