@@ -201,6 +201,11 @@ impl Pool {
         surplus.into_iter().for_each(|(address, size)| release(address, size));
     }
 
+    /// Passes all free blocks, with their sizes, to `release`. Returns how many bytes they have.
+    pub(super) fn release_all(&self, mut release: impl FnMut(Address, usize)) -> usize {
+        MemoryKind::ALL.into_iter().map(|kind| self.release(kind, &mut release)).sum()
+    }
+
     /// Passes all free blocks of a kind, with their sizes, to `release`. Returns how many bytes they have.
     pub(super) fn release(&self, kind: MemoryKind, mut release: impl FnMut(Address, usize)) -> usize {
         let surplus = lock(self.of(kind)).surplus_over(0);

@@ -680,9 +680,7 @@ impl Drop for CudaDevice {
             return;
         }
         let freed = self.bound(|| {
-            for kind in MemoryKind::ALL {
-                self.pool.release(kind, |address, _| self.release(address));
-            }
+            self.pool.release_all(|address, _| self.release(address));
             let Words { free, pages } = std::mem::take(&mut *lock(&self.words));
             // A page is never freed while the device may still write to one of its words.
             for page in pages.into_iter().filter(|page| Words::of(&free, page) == Words::PAGE / Words::STEP) {
@@ -762,7 +760,7 @@ impl Driver for CudaGpu {
     fn trim_pools(&self) -> Result<usize, DeviceError> {
         let gpu = &*self.0;
         gpu.sound()?;
-        Ok(MemoryKind::ALL.into_iter().map(|kind| gpu.pool.release(kind, |at, _| gpu.release_bound(at))).sum())
+        Ok(gpu.pool.release_all(|address, _| gpu.release_bound(address)))
     }
 
     fn abandon(&self, error: &DeviceError) {

@@ -450,9 +450,7 @@ impl SimulatedDevice {
 
 impl Drop for SimulatedDevice {
     fn drop(&mut self) {
-        for kind in MemoryKind::ALL {
-            self.pool.release(kind, |address, bytes| self.release(address, bytes));
-        }
+        self.pool.release_all(|address, bytes| self.release(address, bytes));
     }
 }
 
@@ -499,8 +497,7 @@ impl Driver for SimulatedGpu {
 
     fn trim_pools(&self) -> Result<usize, DeviceError> {
         self.0.state()?.check()?;
-        let trim = |kind| self.0.pool.release(kind, |address, bytes| self.0.release(address, bytes));
-        Ok(MemoryKind::ALL.into_iter().map(trim).sum())
+        Ok(self.0.pool.release_all(|address, bytes| self.0.release(address, bytes)))
     }
 
     fn abandon(&self, error: &DeviceError) {

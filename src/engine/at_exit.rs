@@ -57,14 +57,14 @@ mod imp {
     extern "C" fn at_exit() {
         stderr::begin_span();
         let engines: Vec<Arc<Core>> = lock(ENGINES.get(Mutex::default)).iter().filter_map(Weak::upgrade).collect();
+        if engines.iter().any(|core| incomplete_ops(core).is_some()) {
+            // A worker may be completing an operation for which the program has waited.
+            thread::sleep(COMPLETING);
+        }
         let mut last_words = Vec::new();
         for core in engines {
             last_words.extend(core.live().ok().and_then(|live| live.failures().to_warn_of()).map(LastWord::Failed));
-            // A worker may be completing an operation for which the program has waited.
-            if !core.is_forked() && incomplete_ops(&core).is_some() {
-                thread::sleep(COMPLETING);
-                last_words.extend(incomplete_ops(&core).map(|(count, first)| LastWord::Incomplete(count, first)));
-            }
+            last_words.extend(incomplete_ops(&core).map(|(count, first)| LastWord::Incomplete(count, first)));
             // If this is the last reference by now, its drop would end the engine in the middle of the process's end.
             std::mem::forget(core);
         }

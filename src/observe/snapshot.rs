@@ -56,8 +56,7 @@ pub(crate) fn take(core: &Core) -> Dump {
     // SAFETY: as for (2) above.
     scopes.retain(|scope| !unsafe { scope.op.cast::<Op<Task>>().as_ref() }.task().is_over());
     let mut successors = Successors::new(&pinned);
-    let marks = [core.mark(), core.started_mark()];
-    let look = |op: &Op<Task>, mark: *mut ()| {
+    each_op(core, &pinned, |op, has_started| {
         let index = dump.ops.len();
         by_record.insert(NonNull::from(op).cast::<()>(), index);
         by_task.insert(op.shared_task_ptr().cast::<()>().cast_mut(), index);
@@ -65,13 +64,10 @@ pub(crate) fn take(core: &Core) -> Dump {
             successors.each(access, |later| before.push((NonNull::from(later).cast::<()>(), index)));
         }
         records.push(NonNull::from(op));
-        let described = describe(core, op, mark == core.started_mark(), &running);
+        let described = describe(core, op, has_started, &running);
         note_accesses(op, index, &mut dump.variables, &mut variables);
         dump.ops.push(described);
-    };
-    // SAFETY: (1): only pushes and the functions that start operations set these marks, on records whose tasks are
-    // filled.
-    unsafe { each_marked(&pinned, marks, look) };
+    });
     for (later, earlier) in before {
         if let Some(&later) = by_record.get(&later) {
             dump.ops[later].waits_for.push(earlier);
@@ -165,25 +161,34 @@ fn describe(core: &Core, op: &Op<Task>, has_started: bool, running: &HashMap<OpI
 /// Returns how many of the program's operations have not completed, and the name of one of them with its push location.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn incomplete_ops(core: &Core) -> Option<(usize, Pushed)> {
-    let (mut count, mut first, pinned) = (0, None, epoch::pin());
-    let look = |op: &Op<Task>, mark: *mut ()| {
+    if core.is_forked() {
+        return None;
+    }
+    let (mut count, mut first) = (0, None);
+    each_op(core, &epoch::pin(), |op, has_started| {
         let task = op.task();
         let uses_variables = op.access_count() > 0;
         let is_incomplete = if uses_variables {
             op.accesses().any(|access| access.standing() != Standing::Done)
         } else {
             // One that has started may have completed.
-            mark == core.mark()
+            !has_started
         };
         if is_incomplete && !task.has(flag::INTERNAL) && !task.is_over() {
             count += 1;
             first.get_or_insert_with(|| (task.name().clone(), task.location()));
         }
-    };
+    });
+    Some((count, first?))
+}
+
+/// Calls `look` with each pending operation, and with whether its function was called.
+fn each_op(core: &Core, pinned: &epoch::Guard, mut look: impl FnMut(&Op<Task>, bool)) {
+    let started = core.started_mark();
+    let look = |op: &Op<Task>, mark: *mut ()| look(op, mark == started);
     // SAFETY: (1): only pushes and the functions that start operations set these marks, on records whose tasks are
     // filled.
-    unsafe { each_marked(&pinned, [core.mark(), core.started_mark()], look) };
-    Some((count, first?))
+    unsafe { each_marked(pinned, [core.mark(), started], look) };
 }
 
 /// Returns, for each lane of workers, the number of ready operations that have not started.
@@ -221,12 +226,7 @@ pub(super) fn each_pending(core: &Core, mut found: impl FnMut(OpId, bool)) {
     if core.is_forked() {
         return;
     }
-    let pinned = epoch::pin();
-    let started = core.started_mark();
-    let look = |op: &Op<Task>, mark: *mut ()| op.task().op_id().into_iter().for_each(|id| found(id, mark == started));
-    // SAFETY: (1): only pushes and the functions that start operations set these marks, on records whose tasks are
-    // filled.
-    unsafe { each_marked(&pinned, [core.mark(), started], look) };
+    each_op(core, &epoch::pin(), |op, has_started| op.task().op_id().into_iter().for_each(|id| found(id, has_started)));
 }
 
 /// What changes when an operation is pushed, starts or ends, or a thread begins or ends a wait.

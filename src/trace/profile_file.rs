@@ -1,8 +1,8 @@
 //! The file of a profile: which one it is, and whether it may be written.
 //!
-//! Files are told apart by what they are, not by their paths, which may be several. While a profile is written, its file
-//! is locked. The beginning of the file names the process that has written it, so that no process overwrites a profile
-//! of another one that is still there. Elsewhere than on Linux, files are not locked, and no process is known to be
+//! A file is known by its lock and its contents, not by its path, since several paths may lead to it. While a profile is
+//! written, its file is locked. The beginning of the file names the process that has written it, so that no process
+//! overwrites a profile of another one that is still there. Elsewhere than on Linux, files are not locked, and no process is known to be
 //! there but the calling one.
 
 use std::{
@@ -195,7 +195,7 @@ mod imp {
 
     pub(super) fn explain(error: io::Error) -> io::Error {
         match error.raw_os_error() {
-            Some(libc::ENXIO) => io::Error::new(error.kind(), "nobody reads from the pipe or socket"),
+            Some(libc::ENXIO) => io::Error::new(error.kind(), "the pipe or socket has no reader"),
             _ => error,
         }
     }

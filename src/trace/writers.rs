@@ -193,7 +193,8 @@ impl Writer {
 
     /// Leaves the ring to another thread. If another one is looking for a ring, this one ends once it is read.
     fn retire(self) {
-        // A thread that has written nothing need not say that it has arrived. Nobody may read its name any more.
+        // The arrival of a thread that has written nothing is left out. If the recorder is gone, nothing would free the
+        // thread's name.
         if self.open.get() != ARRIVAL {
             self.flush();
         }

@@ -29,7 +29,7 @@ use std::{
 };
 
 use crate::{
-    memory::epoch::{self, Stamp},
+    memory::epoch::{self, Guard, Stamp},
     sync::{
         Ordering::Relaxed,
         atomic::{AtomicBool, AtomicU32},
@@ -110,7 +110,7 @@ impl<A> Apart<A> {
         let Some(&block) = unsafe { self.table() }.get(index / BLOCK) else { return &[] };
         let first = index / BLOCK * BLOCK;
         let len = (self.count as usize - first).min(BLOCK);
-        // SAFETY: whoever may use the table may use the blocks in it.
+        // SAFETY: (1) covers the blocks in the table, too.
         let block = unsafe { block.as_ref() };
         block.contents.with(|_| ());
         // SAFETY: the creator of the record has initialised the accesses, of which only the last block has fewer. Other
@@ -138,9 +138,8 @@ impl<A> Apart<A> {
     ///
     /// # Safety
     /// 1. No holder is left, and this is called once.
-    /// 2. The record is not reclaimed before `retired` has been called for all blocks.
-    pub(super) unsafe fn leave(&self, mut retired: impl FnMut()) {
-        let guard = epoch::pin();
+    /// 2. `guard` is older than the end of the blocks' share of the record.
+    pub(super) unsafe fn leave(&self, guard: &Guard, mut retired: impl FnMut()) {
         // SAFETY: (1): the thread is pinned, and the blocks have not been retired.
         let table = unsafe { self.table() };
         let (memory, layout) = (self.table.cast(), Layout::for_value(table));

@@ -1,10 +1,8 @@
 //! Walks forward through the queues to find operations that cannot start or end before others are complete.
 
-use std::{
-    collections::HashSet,
-    hash::{BuildHasherDefault, Hasher},
-    ptr::NonNull,
-};
+use std::{collections::HashSet, hash::BuildHasherDefault, ptr::NonNull};
+
+use raddle_trace::recording::NumberHasher;
 
 use super::{
     followers::{up_to_writer, waits_for},
@@ -16,26 +14,7 @@ use crate::memory::epoch;
 pub type Ahead<T> = Vec<(NonNull<Op<T>>, usize)>;
 
 /// A set of pointers.
-type Pointers<T> = HashSet<NonNull<T>, BuildHasherDefault<PointerHasher>>;
-
-/// Hashes one address. A walk hashes thousands of them, and no outside party chooses them.
-#[derive(Default)]
-struct PointerHasher(u64);
-
-impl Hasher for PointerHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_usize(usize::from(*byte)));
-    }
-
-    fn write_usize(&mut self, address: usize) {
-        self.0 = (self.0 ^ address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn finish(&self) -> u64 {
-        // The low bits of an address are constant, and so are those of the product, but tables use the low bits.
-        self.0.rotate_left(32)
-    }
-}
+type Pointers<T> = HashSet<NonNull<T>, BuildHasherDefault<NumberHasher>>;
 
 /// Walks forward from each operation in `ahead` to the operations queued behind it that cannot start before it is
 /// complete, and continues from these in the same way. Calls `look` once with each operation, including those in

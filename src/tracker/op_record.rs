@@ -544,11 +544,10 @@ unsafe fn end_holder_apart<T>(record: NonNull<Op<T>>) {
     // SAFETY: by (1), the share keeps the record alive up to here.
     let op = unsafe { alive(record) };
     if op.live.fetch_sub(1, acquire_release(edge::retire::LEFT, edge::retire::HOLDER_ENDED)) == 2 {
-        // Keeps the record until all blocks are left.
-        let _guard = epoch::pin();
+        let guard = epoch::pin();
         let apart = op.apart().expect("by (2), the record has blocks");
-        // SAFETY: (1): the share that is left is that of the blocks; (2): the thread is pinned.
-        unsafe { apart.leave(|| end_block(record)) };
+        // SAFETY: (1): the share that is left is that of the blocks; (2): it has not ended yet.
+        unsafe { apart.leave(&guard, || end_block(record)) };
     }
 }
 

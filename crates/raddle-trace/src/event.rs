@@ -38,14 +38,14 @@ impl fmt::Display for OpId {
 }
 
 /// Maps and sets of operations and variables. Their numbers come from the recorder, so no more than mixing is needed.
-pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
-pub(crate) type IdSet<K> = HashSet<K, BuildHasherDefault<IdHasher>>;
+pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
+pub(crate) type IdSet<K> = HashSet<K, BuildHasherDefault<NumberHasher>>;
 
-/// The hasher of one number.
-#[derive(Default)]
-pub struct IdHasher(u64);
+/// The hasher of one number or address, for tables whose keys no outside party chooses.
+#[derive(Debug, Default)]
+pub struct NumberHasher(u64);
 
-impl Hasher for IdHasher {
+impl Hasher for NumberHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -58,6 +58,10 @@ impl Hasher for IdHasher {
         // The factor is odd and otherwise arbitrary. A table uses both the highest and the lowest bits.
         let mixed = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = mixed ^ mixed >> 32;
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
     }
 }
 

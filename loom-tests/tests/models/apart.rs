@@ -4,10 +4,10 @@
 //! In models, the accesses of an operation with five accesses are in two blocks, those of variables 0 to 2 and those of
 //! variables 3 and 4.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use raddle::internals::{
-    Flavour::{Contract, ContractForReaders},
+    Flavour::{self, Contract, ContractForReaders},
     Mode::{self, Write},
     OpRef, ReadyList,
 };
@@ -15,30 +15,30 @@ use raddle_loom_tests::checker::thread;
 use raddle_loom_tests::{Task, World, kills, model};
 
 /// Pushes an operation that mutates these variables, and runs its function. The caller must complete it.
-fn executed(world: &World, variables: std::ops::Range<usize>) -> OpRef<Task> {
+fn executed(world: &World, variables: Range<usize>) -> OpRef<Task> {
     let op = world.push(writer(world, variables)).ready.expect("nothing should be pending");
     world.execute(&op);
     op
 }
 
-fn writer(world: &World, variables: std::ops::Range<usize>) -> OpRef<Task> {
+fn writer(world: &World, variables: Range<usize>) -> OpRef<Task> {
     let accesses: Vec<(usize, Mode)> = variables.map(|variable| (variable, Write)).collect();
     world.op(&accesses)
 }
 
-/// A thread completes an operation while another holder uses its accesses. Another operation is behind each access of the
-/// first block, so the last holder retires that block.
-#[test]
-fn the_last_holder_retires_a_block_after_all_uses() {
-    model(3, Contract, || {
+/// Completes an operation on all variables, with another one behind its accesses to the variables `behind`, while a thread
+/// does what `beside` returns.
+#[track_caller]
+fn complete_beside<F: FnOnce() + 'static>(
+    (bound, flavour): (usize, Flavour),
+    behind: Range<usize>,
+    beside: impl Fn(&Arc<World>, &OpRef<Task>) -> F + Send + Sync + 'static,
+) {
+    model(bound, flavour, move || {
         let world = World::new(5);
         let (first, mut ready) = (executed(&world, 0..5), ReadyList::default());
-        assert!(world.push(writer(&world, 0..3)).ready.is_none());
-        let hold = first.hold();
-        let thread = thread::spawn(move || {
-            hold.each_access(|_| ());
-            drop(hold);
-        });
+        assert!(world.push(writer(&world, behind.clone())).ready.is_none());
+        let thread = thread::spawn(beside(&world, &first));
         world.complete(first, &mut ready);
         thread.join().unwrap();
         world.run_all(&mut ready);
@@ -46,20 +46,26 @@ fn the_last_holder_retires_a_block_after_all_uses() {
     });
 }
 
-/// The last holder of an operation leaves its blocks while another thread spends the last access. One of the two retires
-/// that block.
+/// A thread completes an operation while another holder uses its accesses. Another operation is behind each access of
+/// the first block, so the last holder retires that block.
+#[test]
+fn the_last_holder_retires_a_block_after_all_uses() {
+    complete_beside((3, Contract), 0..3, |_, first| {
+        let hold = first.hold();
+        move || {
+            hold.each_access(|_| ());
+            drop(hold);
+        }
+    });
+}
+
+/// The last holder of an operation leaves its blocks while another thread spends the last access. One of the two
+/// retires that block.
 #[test]
 fn a_block_is_retired_after_all_uses_by_holders() {
-    model(3, Contract, || {
-        let world = World::new(5);
-        let (first, mut ready) = (executed(&world, 0..5), ReadyList::default());
-        assert!(world.push(writer(&world, 0..4)).ready.is_none());
-        let (last, other) = (writer(&world, 4..5), Arc::clone(&world));
-        let thread = thread::spawn(move || other.push_and_run(last));
-        world.complete(first, &mut ready);
-        thread.join().unwrap();
-        world.run_all(&mut ready);
-        world.end();
+    complete_beside((3, Contract), 0..4, |world, _| {
+        let (last, world) = (writer(world, 4..5), Arc::clone(world));
+        move || world.push_and_run(last)
     });
 }
 
@@ -87,16 +93,9 @@ fn a_record_is_retired_after_all_uses_by_threads_that_retire_its_blocks() {
 /// uses none of its accesses that have been retired.
 #[test]
 fn an_operation_without_holders_shows_no_retired_accesses() {
-    model(2, ContractForReaders, || {
-        let world = World::new(5);
-        let (first, mut ready) = (executed(&world, 0..5), ReadyList::default());
-        assert!(world.push(writer(&world, 3..5)).ready.is_none());
-        let other = Arc::clone(&world);
-        let thread = thread::spawn(move || other.queue(0).look_at_last());
-        world.complete(first, &mut ready);
-        thread.join().unwrap();
-        world.run_all(&mut ready);
-        world.end();
+    complete_beside((2, ContractForReaders), 3..5, |world, _| {
+        let world = Arc::clone(world);
+        move || world.queue(0).look_at_last()
     });
 }
 
