@@ -4,7 +4,7 @@
 //! This is a separate binary because the test counts the records and the handles of the whole process; it recognises
 //! the handles by their layout.
 
-use raddle_testkit::{Gate, alone, eventually, hold, occupy, shapes};
+use raddle_testkit::{Gate, alone, child_succeeds, eventually, hold, occupy, shapes};
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -237,6 +237,26 @@ fn pending_operations_have_records_of_the_size_that_they_need() {
         engine.wait_for_all().expect("no operation should fail");
         assert_eq!(ran.load(Relaxed), OPERATIONS);
     }
+}
+
+/// A built engine has memory for its first operations.
+#[test]
+#[cfg_attr(raddle_unpooled, ignore = "records are not pooled")]
+fn the_first_operations_take_no_new_memory() {
+    child_succeeds("in_a_child_first_operations_take_no_new_memory");
+}
+
+#[test]
+#[ignore = "run in a child process by the test above"]
+fn in_a_child_first_operations_take_no_new_memory() {
+    let engine = Engine::builder().workers(1).pin(false).build().expect("an engine");
+    let token = engine.token();
+    let gate = hold(&engine, &token);
+    let before = engine.dump().record_bytes();
+    (0..900).for_each(|_| engine.op("").writes([&token]).push((), |()| {}).expect("an open engine"));
+    assert_eq!(engine.dump().record_bytes(), before);
+    gate.open();
+    engine.wait_for_all().expect("no operation should fail");
 }
 
 /// Calls `f` on many threads, one after the other, and then `check` while all of them rest.

@@ -23,6 +23,7 @@ use crate::{
     },
     error::build::BuildError,
     gpu,
+    memory::pool,
     observe::{record, recording::Recording},
     scheduler::IdlePolicy,
     sync::process::PerProcess,
@@ -585,6 +586,7 @@ impl EngineBuilder {
         .map_err(|error| BuildError::Profile(profile.unwrap_or_default(), error))?;
         let (gpus, shards) = ((gpus, gpu::serve as ServeLane), (2 * workers + 2).min(64));
         let core = Arc::new(Core::new(kind, threads, gpus, shards, limit, recording, shuffler));
+        pool::prepare();
         record::introduce(&core);
         fork::watch(&core);
         at_exit::watch(&core);

@@ -91,7 +91,7 @@ pub(crate) unsafe fn reuse<R: Record>(record: NonNull<R>, size: RecordSize) {
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) use records::{bytes, may_shrink, retired_batches, shrink};
+pub(crate) use records::{bytes, may_shrink, prepare, retired_batches, shrink};
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn allocate<R: Record>(_: RecordSize) -> (NonNull<R>, *mut R) {
@@ -124,6 +124,10 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     // SAFETY: (1) and (2): from now on, the closure owns the record, which is plain memory.
     unsafe { epoch::pin().retire(reclaim) };
 }
+
+/// Does nothing: the records of models come from the heap.
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub(crate) fn prepare() {}
 
 /// Returns 0: the records of models come from the heap.
 #[cfg(any(raddle_loom, raddle_shuttle))]

@@ -465,6 +465,21 @@ fn take_records(size: RecordSize) -> Records {
     slabs(size).take(super::slabs::TOGETHER)
 }
 
+/// Makes sure that there are spare records for about a thousand operations, so that the first do not take longer than
+/// the next.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) fn prepare() {
+    if cfg!(raddle_unpooled) {
+        return;
+    }
+    for (size, operations) in [(RecordSize::Small, 1000), (RecordSize::Medium, 1), (LISTS, 1)] {
+        let slabs = slabs(size);
+        while slabs.spare() < operations {
+            slabs.add(0);
+        }
+    }
+}
+
 /// Gives back a record, which the caller owns and no pinned thread uses.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(super) fn give_back(record: Record, size: RecordSize) {

@@ -308,7 +308,8 @@ impl Slabs {
         if taken.is_empty() { self.add(max) } else { taken }
     }
 
-    /// Takes up to `max` spare records of the newest slab, or of one of the next slabs if there are many.
+    /// Takes up to `max` spare records of the newest slab, of that at which the last search ended, or of one of the next
+    /// slabs if there are many.
     fn take_spare(&self, max: usize) -> Records {
         let Some(mut hand) = try_lock(&self.hand) else { return Records::new() };
         let take = |slab| {
@@ -318,10 +319,15 @@ impl Slabs {
             self.spare.fetch_sub(taken.len(), Relaxed);
             taken
         };
-        let taken = NonNull::new(self.newest()).map_or_else(Records::new, take);
+        for slab in [self.newest(), hand.0] {
+            let taken = NonNull::new(slab).map_or_else(Records::new, take);
+            if !taken.is_empty() {
+                return taken;
+            }
+        }
         // Relaxed: only says whether a search is worthwhile.
-        if !taken.is_empty() || self.spare.load(Relaxed) < self.records {
-            return taken;
+        if self.spare.load(Relaxed) < self.records {
+            return Records::new();
         }
         for _ in 0..LOOKS {
             let taken = hand.advance(self).map_or_else(Records::new, |(_, slab)| take(slab));
@@ -329,7 +335,7 @@ impl Slabs {
                 return taken;
             }
         }
-        taken
+        Records::new()
     }
 
     /// Adds a slab, and takes `max` of its records, or all.
@@ -339,7 +345,7 @@ impl Slabs {
         let _guard = epoch::pin();
         let taken = max.min(self.records);
         let slab = self.new_slab(taken);
-        // SAFETY: a slab with taken records is not freed.
+        // SAFETY: a slab that is not listed is not freed.
         let older = unsafe { &slab.as_ref().older };
         // Relaxed: only an approximate number.
         self.spare.fetch_add(self.records - taken, Relaxed);
