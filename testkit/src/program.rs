@@ -638,12 +638,15 @@ pub struct Watch {
     /// The engine's limit on pending operations. If it is set, pushes use each of the calls that respect the limit, and
     /// the number of pending operations is checked if its maximum is known.
     pub limit: Option<usize>,
+    /// Whether an operation that reads all variables ends only when all threads have pushed, so that every mutation
+    /// waits. The program must not wait.
+    pub backlog: bool,
 }
 
 impl Watch {
-    pub const NOTHING: Self = Self { logs: false, clock: false, limit: None };
-    pub const ORDER: Self = Self { logs: true, clock: false, limit: None };
-    pub const EVERYTHING: Self = Self { logs: true, clock: true, limit: None };
+    pub const NOTHING: Self = Self { logs: false, clock: false, limit: None, backlog: false };
+    pub const ORDER: Self = Self { logs: true, ..Self::NOTHING };
+    pub const EVERYTHING: Self = Self { clock: true, ..Self::ORDER };
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -698,6 +701,12 @@ pub fn run_observed(
         .collect();
 
     let operators: Vec<Operator> = (0..program.operators.len()).map(|number| world.operator(engine, number)).collect();
+    let gate = watch.backlog.then(|| {
+        let (sender, receiver) = mpsc::channel();
+        let gate = engine.op("gate").reads(&world.variables);
+        gate.push(completion(), move |gate| _ = sender.send(gate)).expect("an open engine");
+        receiver.recv().expect("the first operation should start")
+    });
     let barrier = Barrier::new(program.threads.len());
     let answers = thread::scope(|scope| {
         let threads: Vec<_> = program
@@ -720,6 +729,7 @@ pub fn run_observed(
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|payload| resume_unwind(payload))).collect()
     });
+    gate.into_iter().for_each(Completion::complete);
     let last = loop {
         // A wait does not cover operations pushed after it began.
         let pushed = world.pushed.load(SeqCst);

@@ -156,7 +156,8 @@ fn check_concurrent_programs(threads: usize, watch: Watch, seeds: std::ops::Rang
         for (number, (label, engine)) in all_engines().into_iter().enumerate() {
             for seed in seeds.clone() {
                 let variables = [4, 12, 100][(seed as usize + number) % 3];
-                let shape = Shape { variables, operations: fewer(1500), threads, children: true, ..Shape::default() };
+                let (operations, waits) = (fewer(1500), !watch.backlog);
+                let shape = Shape { variables, operations, threads, children: true, waits, ..Shape::default() };
                 let program = Arc::new(Program::generate(&shape, &mut Random::new(seed * 31 + threads as u64)));
                 let history = run(&program, &engine, watch);
                 check_order(&program, &history, &format!("{label}, {threads} pushers"), seed);
@@ -183,6 +184,11 @@ fn four_pushers_are_explained_by_some_order() {
 #[test]
 fn four_pushers_are_explained_by_an_order_that_respects_real_time() {
     check_concurrent_programs(4, Watch::EVERYTHING, 10..12);
+}
+
+#[test]
+fn a_backlog_of_four_pushers_is_explained_by_some_order() {
+    check_concurrent_programs(4, Watch { backlog: true, ..Watch::EVERYTHING }, 20..22);
 }
 
 #[test]

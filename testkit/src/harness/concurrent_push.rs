@@ -1,5 +1,6 @@
 //! The target `concurrent_push`: one to four threads push, and a single order must explain the logs of all variables.
 //! Operations use up to six variables, or up to 48 in an eighth of the programs.
+//! In a fifth of the programs that neither wait nor have a limit, all mutations wait until all threads have pushed.
 //! In a third of the programs, the engine limits pending operations. In such a program, the number of pending
 //! operations must not exceed the limit by more than the documented amount, unless the program contains operations for
 //! which no amount is documented.
@@ -34,7 +35,8 @@ pub fn concurrent_push(data: &[u8]) {
         // The same holds for the limit.
         let limit = (data.len() % 3 == 0).then_some(1 + data.len() / 3 % 17);
         let plan = limit.into_iter().fold(plan, EngineBuilder::max_pending);
-        let watch = Watch { limit, ..bytes.pick(&[Watch::ORDER, Watch::EVERYTHING]) };
+        let backlog = limit.is_none() && !shape.waits && data.len() % 5 == 0;
+        let watch = Watch { limit, backlog, ..bytes.pick(&[Watch::ORDER, Watch::EVERYTHING]) };
         // The more each thread pushes, the likelier are pushes of different threads to overlap.
         let times = bytes.pick(&[1, 4, 16, 64]);
         let mut program = Program::generate(&shape, &mut bytes);
