@@ -95,6 +95,7 @@ pub use api::{
     op_context::OpContext,
     operator::{Admitted, Operator},
     panic_hook::install_panic_hook,
+    published::Published,
     scope::{Scope, ScopedHandle},
     scoped_var::{ScopedRead, ScopedVar, ScopedWrite},
     token::Token,

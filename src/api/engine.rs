@@ -11,7 +11,7 @@ use std::{
 use bytemuck::Pod;
 
 use crate::{
-    api::{handle::VarWait, op_context::OpContext, token::Token, var::Var},
+    api::{handle::VarWait, op_context::OpContext, published::Published, token::Token, var::Var},
     device::{
         driver::Driver,
         memory::{DeviceVec, PinnedVec},
@@ -264,6 +264,23 @@ impl Engine {
         // SAFETY: the place is that of a `T`, and no other thread knows it yet.
         unsafe { place.write(value) };
         Var::new(Token::new(cell))
+    }
+
+    /// Creates a variable that publishes its value: any code can read the value of the last completed mutation, outside
+    /// the order of pushes; see [`Published`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let progress = engine.published(0u32);
+    /// engine.op("work").push(progress.write(), |progress| *progress += 1)?;
+    /// engine.wait_for_all()?;
+    /// assert_eq!(*progress.snapshot(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn published<T: Clone + Send + Sync + 'static>(&self, value: T) -> Published<T> {
+        Published::new(self.core(), value)
     }
 
     /// Creates a variable for `len` values in device memory, with unspecified contents. The memory comes from a pool.

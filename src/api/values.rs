@@ -196,6 +196,9 @@ impl Engine {
     ///
     /// # Errors
     /// Returns the errors of [`get`](Self::get). On error, the variable keeps its value and `value` is dropped.
+    ///
+    /// # Panics
+    /// Panics if the variable [publishes](crate::Published) its value and [`clone`](Clone::clone) panics.
     #[track_caller]
     pub fn replace<T: Send + 'static>(&self, var: &Var<T>, value: T) -> Result<T, WaitError> {
         let location = Location::caller();

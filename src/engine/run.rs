@@ -322,6 +322,9 @@ impl Core {
             mem::forget(result);
             return Epilogue::Nothing;
         }
+        if result.is_ok() && function != FnState::NotCalled {
+            result = publish(&op);
+        }
         record::end(self, &op, function.outcome(&result), function);
         let mut ended = Vec::new();
         if op.task().has(flag::SILENT) {
@@ -380,6 +383,26 @@ pub(crate) fn pass_over(core: &Core, op: OpRef<Task>, ready: &mut ReadyList<Task
     }
     record::end(core, &op, Outcome::Skipped, FnState::NotCalled);
     Epilogue::Completed(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
+}
+
+/// Publishes the values that a successful operation has mutated. Returns a failure if that panics.
+fn publish(op: &Op<Task>) -> Result<(), OpError> {
+    let is_published = |access: &&Access<Task>| access.mode().is_write() && VarCell::of(access).is_published();
+    let mut published = op.accesses().filter(is_published).peekable();
+    let Some(access) = published.peek() else { return Ok(()) };
+    if op.task().has(flag::SILENT | flag::STREAM) {
+        return Ok(());
+    }
+    let core = VarCell::of(access).core();
+    let result = panics::catch(|| {
+        frame::enter(core, op, Holds::Variables, |_| {
+            // SAFETY: the operation holds its variables until the tracker completes it. Only operations that are silent
+            // drop values.
+            published.for_each(|access| unsafe { VarCell::of(access).publish() });
+            Ok(())
+        })
+    });
+    result_of(op, result)
 }
 
 /// Counts the mutations of a successful operation and clears the failures that it overwrites.

@@ -63,9 +63,13 @@ impl<G> Granted<G> {
         frame::enter(self.share.core(), self.share.op(), Holds::AcquiredVariables, |_| f())
     }
 
-    /// Counts one mutation of each variable that the operation mutates.
+    /// Counts one mutation of each variable that the operation mutates, and publishes the values of those that do so.
     pub(crate) fn mutated(&self) {
         for access in self.share.op().accesses().filter(|access| access.mode().is_write()) {
+            if VarCell::of(access).is_published() {
+                // SAFETY: the operation holds the variable for writing until `self` is dropped.
+                self.enter(|| unsafe { VarCell::of(access).publish() });
+            }
             // SAFETY: the operation holds the variable for writing until `self` is dropped.
             unsafe { VarCell::of(access).mutated() };
         }

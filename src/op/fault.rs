@@ -7,6 +7,7 @@
 //!   Lanes of the same GPU hold a variable one after another without waiting for each other's commands to complete.
 //!   While such commands are in flight, only those lanes read and change the failure, under the [`FaultLock`]. A thread
 //!   that begins a wait and finds the variable idle may also read `FAILED`.
+//! * `ALWAYS`: set by the thread that creates the variable.
 //! * `uses` and `ON_DEVICE`: see [`DeviceUses`]. The bit is cleared by an operation that holds the variable for
 //!   writing, once all operations recorded in the uses are complete.
 //!
@@ -34,6 +35,8 @@ use crate::{
 const FAILED: u8 = 1;
 /// Operations on the variable may be in flight on GPUs; `uses` identifies them.
 const ON_DEVICE: u8 = 2;
+/// The variable publishes its value, so no operation that mutates it may take the fast path.
+const ALWAYS: u8 = 4;
 
 /// A variable's failure, an `E`, and the last GPU operations on the variable.
 #[derive(Debug)]
@@ -61,6 +64,12 @@ impl<E: Clone> Fault<E> {
         // Relaxed: an operation that holds the variable reads the exact value. A caller that does not hold it relies on
         // what the queue has handed over.
         self.bits.load(Relaxed) != 0
+    }
+
+    /// Has all operations check the variable.
+    pub fn always_check(&self) {
+        // Relaxed: called before another thread knows the variable.
+        self.bits.fetch_or(ALWAYS, Relaxed);
     }
 
     /// Whether the variable has failed. The answer is exact for a caller that may read the failure.

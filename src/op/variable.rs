@@ -14,6 +14,8 @@
 //! * The queue: any thread, as the tracker permits.
 //! * `handles`: the owners of handles.
 //! * The value: operations that hold the variable, as their accesses permit.
+//! * The snapshot of a published value: stored by operations that hold the variable for writing, before they complete;
+//!   read by any thread.
 //! * `version`: stored by operations that hold the variable for writing, and by GPU lanes; read by any thread.
 //! * `emptied`: operations that hold the variable for writing; a hint for all others.
 //! * `name`: set once, by any owner of a handle; read by any thread.
@@ -27,11 +29,13 @@ use std::{
     alloc::{self, Layout},
     any::type_name,
     marker::PhantomData,
-    mem::{ManuallyDrop, MaybeUninit},
+    mem::{ManuallyDrop, MaybeUninit, offset_of},
     panic::Location,
     ptr::NonNull,
     sync::{Arc, OnceLock},
 };
+
+use arc_swap::ArcSwap;
 
 use crate::{
     engine::core::Core,
@@ -117,6 +121,18 @@ struct ValueInfo {
     /// 1. The cell was made with this info, and the caller holds the variable for writing.
     /// 2. This is called once.
     drop_value: unsafe fn(NonNull<VarCell>),
+    /// [`VarCell::publish`], for a variable that publishes its value.
+    ///
+    /// # Safety
+    /// 1. The cell was made with this info, and the caller holds the variable for writing.
+    publish: Option<unsafe fn(NonNull<VarCell>)>,
+}
+
+/// The value of a variable that publishes it, and the place of the snapshot, which handles share.
+#[repr(C)]
+struct PublishedValue<T> {
+    value: T,
+    snapshot: Arc<ArcSwap<T>>,
 }
 
 // SAFETY: the value is used only by operations that hold the variable, in the tracker's order, and the failure is used
@@ -138,6 +154,21 @@ impl ValueInfo {
                 // SAFETY: (1) and (2) of `drop_value`.
                 unsafe { value.drop_in_place() };
             },
+            publish: None,
+        }
+    }
+
+    const fn of_published<T: Clone>(memory: ValueMemory) -> Self {
+        // All other code takes the value for a `T`.
+        assert!(offset_of!(TypedCell<PublishedValue<T>>, value) == offset_of!(TypedCell<T>, value));
+        Self {
+            type_name: type_name::<T>,
+            publish: Some(|cell| {
+                // SAFETY: (1) of `publish`: the cell was made for a value of this type, and no other operation uses it.
+                let PublishedValue { value, snapshot } = unsafe { &*value_ptr::<PublishedValue<T>>(cell) };
+                snapshot.store(Arc::new(value.clone()));
+            }),
+            ..Self::of::<PublishedValue<T>>(memory)
         }
     }
 }
@@ -218,6 +249,32 @@ impl VarCell {
             ValueMemory::Device => const { &ValueInfo::of::<T>(ValueMemory::Device) },
             ValueMemory::Elsewhere => const { &ValueInfo::of::<T>(ValueMemory::Elsewhere) },
         };
+        // SAFETY: (1) and (2).
+        unsafe { Self::begin_with::<T>(core, owner, info) }
+    }
+
+    /// Creates a variable with one handle that publishes its value in `snapshot`, which has the value.
+    pub(crate) fn published<T>(core: &Arc<Core>, snapshot: Arc<ArcSwap<T>>) -> NonNull<Self>
+    where
+        T: Clone + Send + Sync + 'static,
+    {
+        let info = const { &ValueInfo::of_published::<T>(ValueMemory::of::<T>()) };
+        let value = PublishedValue { value: T::clone(&snapshot.load()), snapshot };
+        // SAFETY: (1): the value is written below. (2): the value is valid forever.
+        let cell = unsafe { Self::begin_with::<PublishedValue<T>>(core, core.tag(), info) };
+        // SAFETY: (1): the cell is made for a value of this type.
+        let place = unsafe { value_ptr::<PublishedValue<T>>(cell) };
+        // SAFETY: the place is that of such a value, and no other thread knows it yet.
+        unsafe { place.write(value) };
+        // SAFETY: the cell was just made.
+        unsafe { cell.as_ref() }.fault().always_check();
+        cell
+    }
+
+    /// # Safety
+    /// 1. `info` is for values of type `T`, and the caller writes the value before the variable is used.
+    /// 2. The variable is [emptied](Self::empty) while its value is still valid.
+    unsafe fn begin_with<T: Send>(core: &Arc<Core>, owner: usize, info: &'static ValueInfo) -> NonNull<Self> {
         let (place, slack) = allocate(info.layout);
         let new = VarCell {
             queue: VarQueue::with_owner(core.next_id(), owner),
@@ -320,6 +377,23 @@ impl VarCell {
         // Relaxed: (1), so the queue has handed over the last store.
         let before = self.state.version.load(Relaxed);
         self.state.version.store(before + 1, release(edge::version::MUTATED));
+    }
+
+    /// Whether the variable publishes its value.
+    pub(crate) fn is_published(&self) -> bool {
+        self.value.publish.is_some()
+    }
+
+    /// Publishes a copy of the value, if the variable is one that does, and drops the last copy unless it is in use.
+    /// This runs program code.
+    ///
+    /// # Safety
+    /// 1. The caller holds the variable for writing, and the value was not dropped.
+    pub(crate) unsafe fn publish(&self) {
+        if let Some(publish) = self.value.publish {
+            // SAFETY: (1).
+            unsafe { publish(NonNull::from(self)) };
+        }
     }
 
     #[inline]

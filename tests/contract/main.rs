@@ -18,6 +18,7 @@ mod names;
 mod ordering;
 mod panics;
 mod plugin;
+mod published;
 mod semantics;
 mod shuffle;
 mod silence;
