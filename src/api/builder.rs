@@ -390,8 +390,9 @@ impl EngineBuilder {
     /// the variable, an existing file that is not a profile is not overwritten, and [`build`](Self::build) returns an
     /// error.
     ///
-    /// If the file cannot be written later, for instance because the disk is full, the profile ends, an error is
-    /// logged, and [`shutdown`](crate::Engine::shutdown) returns [`ShutdownError::Profile`].
+    /// If the file cannot be written later, for instance because the disk is full or the file has become as large as
+    /// the process's limit (`RLIMIT_FSIZE`), the profile ends, an error is logged, and
+    /// [`shutdown`](crate::Engine::shutdown) returns [`ShutdownError::Profile`]. No signal ends the process.
     ///
     /// [`ShutdownError::Profile`]: crate::error::ShutdownError::Profile
     ///

@@ -737,7 +737,8 @@ impl Engine {
     /// operations as running, without the wait between them, unless the wait is the one at the end of a scope.
     ///
     /// The engine keeps running during the call. The dump is therefore exact for operations and threads that make no
-    /// progress, as in a hang, but may combine different moments for others.
+    /// progress, as in a hang, but may combine different moments for others. The call takes 1 µs for each pending
+    /// operation.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -764,8 +765,10 @@ impl Engine {
     /// Times are available only with a [recorder](crate::EngineBuilder::recorder) or a
     /// [profile](crate::EngineBuilder::profile).
     ///
-    /// The counts are read one by one while the engine keeps running. In a forked child, the counts of pushed, ended,
-    /// pending and ready operations are 0, and no times are available.
+    /// The call looks at the record of every operation in the process, which takes 2 ms for 100,000 of them, and with a
+    /// recorder or a profile reads what was recorded since it was read last, at 1 µs for each operation: 100 ms for
+    /// 100,000. The engine keeps running meanwhile, and the counts are read one by one. In a forked child, the counts of
+    /// pushed, ended, pending and ready operations are 0, and no times are available.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -847,7 +850,7 @@ impl Engine {
     /// * [`ShutdownError::TimedOut`]: operations were still pending. The shutdown has begun, and another call waits
     ///   again.
     /// * [`ShutdownError::ThreadsLeft`]: no operation was pending, but the threads named in the error had not ended.
-    ///   Another call waits again.
+    ///   Another call waits again. With a `timeout` of zero, these are all threads.
     /// * [`ShutdownError::InsideOperation`]: the caller must not wait (for example, because the shutdown would wait for
     ///   the caller), or no thread could take over the caller's worker. The shutdown continues in the background.
     /// * [`ShutdownError::Forked`]: this is a forked child of the process that built the engine.
@@ -902,8 +905,9 @@ impl Engine {
     /// only after a start. The same holds for operations of a naive engine that became ready when one of this engine's
     /// device functions used a completion.
     ///
-    /// If a function is still running or a device is still working when `timeout` expires, the call returns an error
-    /// and the engine keeps running.
+    /// If a function is still running, a device is still working or a worker has not yet been laid aside when `timeout`
+    /// expires, the call returns an error and the engine keeps running. Each worker must wake up for this, also that of
+    /// an idle engine, so a `timeout` of zero expires at once unless the engine is already stopped.
     ///
     /// Stopping a [`Naive`](EngineKind::Naive) engine has no effect: it has no threads, and its operations run inside
     /// their pushes as usual. A shutdown starts a stopped engine again, as does dropping its last handle. Several
@@ -923,8 +927,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns [`ShutdownError::TimedOut`] if a function is still running or a device is still working,
-    /// [`ShutdownError::ThreadsLeft`] if the engine is stopped but threads have not ended yet,
+    /// Returns [`ShutdownError::TimedOut`] if a function is still running, a device is still working or a worker has not
+    /// been laid aside, [`ShutdownError::ThreadsLeft`] if the engine is stopped but threads have not ended yet,
     /// [`ShutdownError::StopInsideOperation`] where [`shutdown`](Self::shutdown) returns `InsideOperation`, and
     /// [`ShutdownError::Forked`] in a forked child.
     pub fn stop(&self, timeout: Option<Duration>) -> Result<(), ShutdownError> {

@@ -101,6 +101,9 @@ impl Group {
 
     /// Creates a group nested in this one. Its operations belong to both.
     ///
+    /// An operation is counted, and its failure kept, in each group around it, so the time for this grows with the depth:
+    /// a thousand groups deep, a push takes some 20 µs, and the end of an operation that fails some 150 µs.
+    ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;

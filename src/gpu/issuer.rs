@@ -124,6 +124,8 @@ struct Issuer<'c> {
     marked: u64,
     passed: u64,
     mark_tries: u32,
+    /// Whether it has been said that an event could not be recorded, and none has been since.
+    said_unrecorded: bool,
     /// The number of further operations for which events are recorded in advance; see [`FORESIGHT`].
     foresight: u32,
     /// The points of other streams for which this stream has waited.
@@ -200,6 +202,7 @@ fn serve_lane(core: &Arc<Core>, gpu_lane: usize, worker: &Worker<Task>) -> Left 
         marked: completed,
         passed: completed,
         mark_tries: 0,
+        said_unrecorded: false,
         foresight: 0,
         seen: VectorClock::default(),
         in_flight: VecDeque::new(),
@@ -498,13 +501,20 @@ impl Issuer<'_> {
     fn record(&mut self) -> Result<(), NotRecorded> {
         match self.stream.inner().record() {
             Ok(event) => {
+                self.said_unrecorded = false;
                 self.lane().timeline.publish(RecordedPoint { seq: self.issued, event, clock: self.seen });
                 Ok(())
             }
             Err(error) => {
-                frame::enter_after(self.core, || {
-                    panics::log!(Warn, "raddle: an event could not be recorded, so the host waits instead: {error}");
-                });
+                // A loss is said where it is found.
+                if !error.is_lost() && !std::mem::replace(&mut self.said_unrecorded, true) {
+                    frame::enter_after(self.core, || {
+                        panics::log!(
+                            Warn,
+                            "raddle: an event could not be recorded, so the host waits instead: {error}"
+                        );
+                    });
+                }
                 Err(NotRecorded)
             }
         }

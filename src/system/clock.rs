@@ -3,8 +3,9 @@
 //! On x86-64, reading the counter takes about 10 ns, less than half as long as [`Instant::now`]. The counter is used if
 //! the processor reports that it runs at a constant rate in every power state ("invariant": Intel, Software Developer's
 //! Manual, volume 3, section 19.17.1; AMD, Architecture Programmer's Manual, volume 3, function 8000 0007 of CPUID).
-//! Linux synchronises the counters of all cores. Two readings ordered by a message between threads have never been
-//! observed out of order.
+//! Linux compares the counters of all cores with each other and with another clock, and stops using them if they differ;
+//! then they are not used here either. Two readings ordered by a message between threads have never been observed out of
+//! order.
 
 use std::{
     sync::OnceLock,
@@ -52,17 +53,30 @@ fn has_constant_counter() -> bool {
         // SAFETY: every x86-64 processor has the instruction.
         let cpuid = |leaf| unsafe { std::arch::x86_64::__cpuid(leaf) };
         let constant = cpuid(0x8000_0000).eax >= 0x8000_0007 && cpuid(0x8000_0007).edx & 1 << 8 != 0;
-        // Relaxed: every thread finds the same value.
-        KNOWN.store(if constant { CONSTANT } else { VARYING }, Relaxed);
-        constant
+        let constant = constant && !kernel_source().is_some_and(|source| replaces_counter(&source));
+        let found = if constant { CONSTANT } else { VARYING };
+        // Relaxed: only the value counts. All threads use the same clock, also if the kernel changes its own meanwhile.
+        KNOWN.compare_exchange(UNKNOWN, found, Relaxed, Relaxed).map_or_else(|known| known, |_| found) == CONSTANT
     }
 
-    // Relaxed: every thread finds the same value.
+    // Relaxed: only the value counts.
     match KNOWN.load(Relaxed) {
         CONSTANT => true,
         VARYING => false,
         _ => find_out(),
     }
+}
+
+/// Returns the name of the clock that Linux uses.
+pub(super) fn kernel_source() -> Option<String> {
+    std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource").ok()
+}
+
+/// Whether Linux uses this clock only on machines whose time stamp counters it has found to be unusable. The clocks of
+/// virtual machines are computed from the counter.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn replaces_counter(source: &str) -> bool {
+    ["hpet", "acpi_pm", "refined-jiffies", "jiffies"].contains(&source.trim())
 }
 
 /// The number of attempts to read both clocks at the same time. Not tuned: a few suffice for one that is not
@@ -150,6 +164,18 @@ mod tests {
         };
         let offs: Vec<_> = (0..5).map(|_| off()).collect();
         assert!(offs.iter().any(|off| *off < 20.0), "off by {offs:?} millionths");
+    }
+
+    #[test]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    fn the_counter_is_not_used_where_the_kernel_has_given_it_up() {
+        assert!(["hpet\n", "acpi_pm\n"].map(replaces_counter).iter().all(|replaces| *replaces));
+        assert!(
+            ["tsc\n", "kvm-clock\n", "hyperv_clocksource_tsc_page\n", "xen\n", ""]
+                .map(replaces_counter)
+                .iter()
+                .all(|replaces| !replaces)
+        );
     }
 
     #[test]

@@ -77,11 +77,7 @@ pub fn doctor() -> Diagnosis {
         read_if_there("/sys/devices/system/cpu/isolated").map(|isolated| isolation(&isolated)),
         read("/sys/devices/system/cpu/smt/active").map(|active| siblings(&active)),
         read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").map(|name| frequency(&name)),
-        Some(time_source(
-            read("/sys/devices/system/clocksource/clocksource0/current_clocksource").as_deref(),
-            measure_clock(),
-            clock::reads_counter(),
-        )),
+        Some(time_source(clock::kernel_source().as_deref().map(str::trim), measure_clock(), clock::reads_counter())),
         slack().map(timer_slack),
         measure_wake_ups().map(wake_up),
         Some(sleep(measure_sleeps())),
@@ -108,7 +104,7 @@ fn cores(allowed: usize, online: Option<&str>) -> Finding {
 fn quota(granted: usize, cores: usize) -> Finding {
     let about = ("quota", "the time of all cores that may be used");
     if granted >= cores {
-        return finding(about, "the control group grants the time of all cores", None);
+        return finding(about, "no quota below the time of all cores was found", None);
     }
     let found = format!("the control group grants the time of {granted} of {cores} cores");
     finding(about, found, Some("beyond that, threads are suspended; raise `cpu.max`, or use fewer workers"))

@@ -10,6 +10,7 @@ mod doctor;
 pub(crate) mod pages;
 pub(crate) mod panics;
 pub(crate) mod pin;
+pub(crate) mod signals;
 pub(crate) mod stack;
 pub(crate) mod stderr;
 pub(crate) mod topology;

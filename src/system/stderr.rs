@@ -10,6 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[cfg(all(target_os = "linux", not(miri)))]
+use super::signals::without_signals;
+
 /// The number of lines written within a [`SPAN`] at most. Not tuned: a person reads no more.
 const MOST: u32 = 20;
 const SPAN: Duration = Duration::from_secs(1);
@@ -77,8 +80,7 @@ pub(crate) fn begin_span() {
 }
 
 /// Writes without the lock of [`io::stderr`], which another thread may have held when the process was forked. Loses a
-/// line that could not be written at once: to a pipe that is full, where a write would block, or that nobody reads,
-/// where it may end the process by a signal.
+/// line that could not be written at once: to a pipe that is full, where a write would block, or that nobody reads.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn write(line: &str) -> io::Result<()> {
     use std::{fs::File, mem::ManuallyDrop, os::fd::FromRawFd};
@@ -94,7 +96,7 @@ fn write(line: &str) -> io::Result<()> {
     // SAFETY: the descriptor is only written to here, and it is not closed.
     let mut file = ManuallyDrop::new(unsafe { File::from_raw_fd(libc::STDERR_FILENO) });
     let bytes = line.as_bytes();
-    file.write_all(if bytes.len() > AT_ONCE { &bytes[..AT_ONCE] } else { bytes })
+    without_signals(|| file.write_all(if bytes.len() > AT_ONCE { &bytes[..AT_ONCE] } else { bytes }))
 }
 
 #[cfg(not(all(target_os = "linux", not(miri))))]

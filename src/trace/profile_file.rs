@@ -13,7 +13,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use crate::system::panics;
+use crate::system::{panics, signals::without_signals};
 
 /// The file.
 #[derive(Debug)]
@@ -165,7 +165,7 @@ impl FoundFile {
 impl Write for ProfileFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
-            match self.file.write(bytes) {
+            match without_signals(|| self.file.write(bytes)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && imp::wait_until_writable(&self.file) => {}
                 written => return written,
             }

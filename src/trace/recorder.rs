@@ -93,6 +93,10 @@ const TICKS_BITS: u32 = 4;
 /// have ended wait for the program to take them, operations that end later. A long-running program should take the
 /// trace periodically, or let [`EngineBuilder::profile`](crate::EngineBuilder::profile) write it to a file.
 ///
+/// Times are read from the processor's time stamp counter, unless Linux has found it to be unusable. If the counter is
+/// set back, as some machines do when they are suspended, the recorder's clock stands still until the counter has
+/// reached its old value. A new recorder has a new clock.
+///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use raddle::{Engine, trace::Recorder};

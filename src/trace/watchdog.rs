@@ -16,7 +16,7 @@ use super::dump::{Dump, MAX_STEPS, PendingOp};
 /// There is one report for all operations, or threads, that wait for the same operation at the end of their chains, and
 /// for all operations of a name that are found running for too long at the same time. A problem is not reported again
 /// unless there has been progress since, and not if it is over before its report. The time for which the process was
-/// stopped, for instance by `SIGSTOP`, does not count.
+/// stopped, for instance by `SIGSTOP`, does not count. A limit of less than a millisecond is treated as a millisecond.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -48,6 +48,9 @@ pub struct Watchdog {
     pub(crate) report: Option<Report>,
 }
 
+/// The least limit, and the least time between two looks. Not tuned: no person asks for less.
+const LEAST: Duration = Duration::from_millis(1);
+
 /// A function that receives reports.
 pub(crate) type Report = Arc<dyn Fn(&WatchdogReport) + Send + Sync>;
 
@@ -72,7 +75,7 @@ impl Watchdog {
     /// Reports operations that run for longer than `limit`. GPU operations count as running from when they are issued,
     /// and asynchronous operations until their completion is used.
     pub fn running(mut self, limit: Duration) -> Self {
-        self.running = Some(limit);
+        self.running = Some(limit.max(LEAST));
         self
     }
 
@@ -87,27 +90,27 @@ impl Watchdog {
     /// # drop(watchdog);
     /// ```
     pub fn budget(mut self, name: impl Into<String>, limit: Duration) -> Self {
-        self.budgets.insert(name.into(), limit);
+        self.budgets.insert(name.into(), limit.max(LEAST));
         self
     }
 
     /// Reports operations that wait longer than `limit` for others or for a worker, and threads that wait longer in
     /// calls to the engine: for an operation, a variable, a group, the end of a scope, all operations, or room.
     pub fn waiting(mut self, limit: Duration) -> Self {
-        self.waiting = Some(limit);
+        self.waiting = Some(limit.max(LEAST));
         self
     }
 
     /// Reports when operations are pending but none has started or ended for `limit`.
     pub fn stalled(mut self, limit: Duration) -> Self {
-        self.stalled = Some(limit);
+        self.stalled = Some(limit.max(LEAST));
         self
     }
 
     /// Reports GPU lanes that have operations in flight but have completed none for `limit`, as far as the engine
     /// knows: it may learn of completions late, and of several at once.
     pub fn device(mut self, limit: Duration) -> Self {
-        self.device = Some(limit);
+        self.device = Some(limit.max(LEAST));
         self
     }
 
@@ -123,7 +126,7 @@ impl Watchdog {
         let limits = [self.running, self.waiting, self.stalled, self.device];
         let budgets = self.budgets.values().copied();
         let shortest = limits.into_iter().flatten().chain(budgets).min().unwrap_or(Duration::from_secs(1));
-        (shortest / 4).clamp(Duration::from_millis(1), Duration::from_secs(1))
+        (shortest / 4).clamp(LEAST, Duration::from_secs(1))
     }
 }
 

@@ -84,6 +84,28 @@ fn in_a_child_a_quiet_engine_fails() {
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
+fn a_line_that_cannot_be_written_does_not_end_the_process() {
+    written("in_a_child_nothing_more_can_be_written");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_nothing_more_can_be_written() {
+    if is_child() {
+        // Standard error is a file. A write beyond the limit sends a signal that ends the process by default.
+        let limit = |most| {
+            let most = libc::rlimit { rlim_cur: most, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: the call reads the limit.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const most) }, 0);
+        };
+        limit(0);
+        fail(&Engine::builder().workers(1).pin(false).build().unwrap());
+        limit(libc::RLIM_INFINITY);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
 fn a_flood_of_lines_is_cut_and_counted() {
     let (success, text) = child("in_a_child_many_engines_fail", &[]);
     assert!(success, "{text}");

@@ -394,11 +394,21 @@ fn the_loss_of_a_device_is_logged_once_with_its_name_and_the_cause() {
     for kind in KINDS {
         watched(move || {
             let engine = engine(kind, &SimulatedGpu::default());
-            let var = device(&engine, 1);
+            let (var, back) = (device(&engine, 1), pinned(&engine, 1));
+            for _ in 0..5 {
+                // The copies are issued on another stream, for which this one records events.
+                kernel(&engine, "before", &var, |_| {});
+                engine.op("out").on(GPU).copy_from_device(&var, &back).unwrap();
+            }
             kernel(&engine, "panics", &var, |_| panic!("to be logged"));
             failure(engine.wait_for_var(&var));
-            kernel(&engine, "on the lost device", &var, |_| {});
+            for _ in 0..20 {
+                // A clean-up is not skipped.
+                engine.op("on the lost device").on(GPU).cleanup().launch_any(var.write(), |_, _| {}).unwrap();
+                engine.op("out").on(GPU).copy_from_device(&var, &back).unwrap();
+            }
             failure(engine.wait_for_var(&var));
+            engine.clear_errors();
         });
         let message = "raddle: simulated GPU is lost: a kernel panicked: to be logged (error 719, the device is lost)";
         assert_eq!(logged.take(), [message], "{kind}");

@@ -206,6 +206,9 @@ fn in_a_child_the_reader_of_a_profile_ends() {
     if !common::is_child() {
         return;
     }
+    // As in a process whose `main` is not Rust's.
+    // SAFETY: the default handler may be set at any time.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     watched(|| {
         let folder = Folder::new("reader");
         let pipe = folder.0.join("pipe.json");
@@ -233,9 +236,30 @@ fn in_a_child_the_reader_of_a_profile_ends() {
 }
 
 #[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_a_profile_becomes_as_large_as_files_may() {
+    if !common::is_child() {
+        return;
+    }
+    watched(|| {
+        let folder = Folder::new("large");
+        let path = folder.0.join("large.json");
+        let most = libc::rlimit { rlim_cur: 1 << 16, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the call reads the limit.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const most) }, 0);
+        let engine = profiled(&path);
+        run(&engine, 2000);
+        let ended = engine.shutdown(Shutdown::Drain, None);
+        assert!(matches!(&ended, Err(ShutdownError::Profile(at, _)) if *at == path), "{ended:?}");
+    });
+}
+
+#[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_profile_that_cannot_be_written_to_its_end_is_an_error_of_the_shutdown() {
-    let (success, text) = common::child("in_a_child_the_reader_of_a_profile_ends", &[]);
-    assert!(success, "{text}");
-    assert_eq!(text.matches("could not be written").count(), 1, "{text}");
+    for name in ["in_a_child_the_reader_of_a_profile_ends", "in_a_child_a_profile_becomes_as_large_as_files_may"] {
+        let (success, text) = common::child(name, &[]);
+        assert!(success, "{text}");
+        assert_eq!(text.matches("could not be written").count(), 1, "{text}");
+    }
 }

@@ -63,6 +63,18 @@ fn launch(engine: &Engine, name: &'static str, value: &Var<DeviceVec<u64>>, time
 }
 
 #[test]
+fn a_limit_of_zero_is_a_millisecond() {
+    each(&THREADED, &Watchdog::new().stalled(Duration::ZERO), |engine, reports| {
+        let (sender, receiver) = mpsc::channel::<()>();
+        engine.op("stuck").push((), move |()| _ = receiver.recv()).unwrap();
+        let report = reports.recv().unwrap();
+        let Problem::Stalled { time } = report.problem else { panic!("{report}") };
+        assert!(time >= Duration::from_millis(1), "{report}");
+        drop(sender);
+    });
+}
+
+#[test]
 fn an_operation_that_runs_for_too_long_is_reported_once() {
     each(&THREADED, &Watchdog::new().running(LIMIT), |engine, reports| {
         let (sender, receiver) = mpsc::channel::<()>();
