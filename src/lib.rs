@@ -124,6 +124,28 @@ pub mod access {
     pub use crate::api::completion::Completes;
 }
 
+pub mod chosen {
+    //! The variables of an [operator](crate::OpBuilder::operator_on) that are chosen at each push.
+    //!
+    //! ```
+    //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    //! # let engine = raddle::Engine::builder().workers(1).build()?;
+    //! use raddle::chosen;
+    //!
+    //! let (names, counts) = (["a", "b"].map(|name| engine.var(name)), [0, 0].map(|count| engine.var(count)));
+    //! let choice = (chosen::read::<&str>(), chosen::write::<usize>());
+    //! let add = engine.op("add").operator_on(choice, (), |(name, count), (), by: usize| *count += name.len() * by)?;
+    //! add.push_on((&names[0], &counts[1]), 3)?;
+    //! assert_eq!(engine.get(&counts[1])?, 3);
+    //! # Ok(())
+    //! # }
+    //! ```
+    pub use crate::api::{
+        chosen::{Chosen, ChosenRead, ChosenToken, ChosenWrite, overwrite, overwrites, read, reads, write, writes},
+        operator::{On, Parameters, With},
+    };
+}
+
 /// Items used by the expansion of `#[derive(Accesses)]`. Programs must not use them directly.
 #[cfg(feature = "derive")]
 #[doc(hidden)]
@@ -139,6 +161,8 @@ pub mod guide {
     pub mod first_steps {}
     #[doc = include_str!("guide/typed_variables.md")]
     pub mod typed_variables {}
+    #[doc = include_str!("guide/operators.md")]
+    pub mod operators {}
     #[doc = include_str!("guide/pushing_from_operations.md")]
     pub mod pushing_from_operations {}
     #[doc = include_str!("guide/children.md")]

@@ -31,7 +31,9 @@ use common::shapes::*;
 use common::{KINDS, MOMENT, SOON, THREADED, child_succeeds, eventually, is_child, lock, poll_once, resident_bytes};
 use raddle::{
     Completion, Device, Engine, EngineKind, OpContext, OpHandle, Operator, Property, PushError, Shutdown, Token, Var,
-    VarWait, WaitError, completion,
+    VarWait, WaitError,
+    chosen::{self, On},
+    completion,
     error::{BuildError, ShutdownError},
     gpu::{DeviceVec, ImportedStream, PinnedVec, SimulatedGpu, simulated::Counts},
     trace::Recorder,
@@ -247,6 +249,7 @@ struct Fixture {
     token: Token,
     operator: Operator,
     bare_operator: Operator,
+    choosing_operator: Operator<On<chosen::ChosenWrite<u64>, String>>,
     pending: OpHandle<u64>,
     done: OpHandle<u64>,
     pending_wait: VarWait,
@@ -292,6 +295,8 @@ impl Fixture {
         assert!(engine.wait_for_var(&failed).is_err());
         let operator = engine.op("operator").operator(idle.write(), |idle| *idle += 1).unwrap();
         let bare_operator = engine.op("bare operator").operator((), |()| ()).unwrap();
+        let add = |to: &mut u64, (), text: String| *to += text.len() as u64;
+        let choosing_operator = engine.op("choosing operator").operator_on(chosen::write(), (), add).unwrap();
         operator.push().unwrap();
         let done = engine.op("done").submit(idle.read(), |idle| *idle).unwrap();
         eventually("the operation is done", || done.is_done());
@@ -311,6 +316,7 @@ impl Fixture {
             token,
             operator,
             bare_operator,
+            choosing_operator,
             pending,
             done,
             pending_wait,
@@ -387,6 +393,10 @@ impl Fixture {
             assert_push_refused(operator.push_with_priority(1));
             drop(format!("{:?}", operator.clone()));
         }
+        for var in [&self.idle, &self.busy] {
+            assert_push_refused(self.choosing_operator.push_on(var, "refused".to_owned()));
+            assert_push_refused(self.choosing_operator.push_on_with_priority(var, "refused".to_owned(), 1));
+        }
         print("handles");
         let Self { engine, mut pending, mut done, mut pending_wait, mut complete_wait, all, .. } = self;
         let mut all = all.into_inner().unwrap();
@@ -409,6 +419,7 @@ impl Fixture {
         self.completion.complete();
         drop(self.lost_completion);
         drop(self.operator);
+        drop(self.choosing_operator);
         drop((self.bare_operator, self.idle, self.busy, self.failed, self.token, self.device, self.pinned));
         drop(engine);
     }

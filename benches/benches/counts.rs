@@ -13,11 +13,12 @@
 use std::{
     collections::{BTreeMap, HashMap},
     env, fs,
+    hint::black_box,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
 
-use raddle::{Engine, EngineKind, IdlePolicy};
+use raddle::{Engine, EngineKind, IdlePolicy, chosen};
 use raddle_benches::{
     machine,
     report::{Cell, Report, Table, grouped, number},
@@ -37,6 +38,9 @@ const COUNTED: usize = 10;
 const INSIDE: &str = "RADDLE_COUNTS_INSIDE";
 /// In the names of counts with typed variables instead of tokens.
 const TYPED: &str = "typed: ";
+/// The names of counts with operators to which a push passes 16 bytes, and one of which it passes the variable too.
+const PASSING: [&str; 2] =
+    ["prebuilt operator with 16 bytes, chain", "prebuilt operator with 16 bytes on a chosen variable, chain"];
 /// The relative increase that counts as a regression, and the decrease beyond which the file should be updated.
 const TOLERANCE: f64 = 0.05;
 /// The increase of locked instructions per operation that counts as a regression: less than one in ten operations would
@@ -91,6 +95,7 @@ fn inside() {
     let engine = engine.build().expect("an engine");
     count_on(&engine, "", &mut Raddle::with(engine.clone()));
     count_on(&engine, TYPED, &mut RaddleTyped::with(engine.clone(), Shape::Tuple));
+    count_passing(&engine);
 }
 
 /// Runs the workloads. The names of the dumps contain `kind`, the kind of variables.
@@ -112,6 +117,39 @@ fn count_on(engine: &Engine, kind: &str, raddle: &mut impl Runtime) {
             raddle.wait();
             if counted {
                 dump(&format!("run {pushed} {kind}{}", workload.name()));
+            }
+        }
+    }
+}
+
+/// Runs the chain with the operators of [`PASSING`]. Not among the workloads of `push_run`, which older versions of the
+/// library must be able to run.
+fn count_passing(engine: &Engine) {
+    let variable = engine.var(0u64);
+    let with = engine.op("chain").operator_with(variable.write(), |value, passed| _ = black_box((value, passed)));
+    let on = engine.op("chain").operator_on(chosen::write(), (), |value: &mut u64, (), passed| {
+        _ = black_box((value, passed));
+    });
+    let (with, on) = (with.expect("an operator"), on.expect("an operator"));
+    let pushes: [&dyn Fn(); 2] = [&|| (0..OPERATIONS).for_each(|i| with.push([i; 2]).expect("push")), &|| {
+        (0..OPERATIONS).for_each(|i| on.push_on(&variable, [i; 2]).expect("push"))
+    }];
+    for (name, push) in PASSING.into_iter().zip(pushes) {
+        for round in 0..WARM_UP + COUNTED {
+            let counted = round >= WARM_UP;
+            let go = occupy(engine);
+            if counted {
+                dump("before");
+            }
+            push();
+            if counted {
+                dump(&format!("push {OPERATIONS} {TYPED}{name}"));
+            }
+            drop(go);
+            uncounted(|| settle(engine));
+            engine.wait_for_all().expect("wait");
+            if counted {
+                dump(&format!("run {OPERATIONS} {TYPED}{name}"));
             }
         }
     }
@@ -242,7 +280,7 @@ fn count() -> Result<Counts, String> {
         }
     }
     _ = fs::remove_dir_all(&folder);
-    if !output.status.success() || dumps != 2 * 2 * Workload::ALL.len() * COUNTED {
+    if !output.status.success() || dumps != 2 * (2 * Workload::ALL.len() + PASSING.len()) * COUNTED {
         let error = String::from_utf8_lossy(&output.stderr);
         return Err(format!("valgrind ended with {}, after {dumps} dumps: {}", output.status, error.trim()));
     }

@@ -17,6 +17,21 @@ macro_rules! boxed_if_large {
     };
 }
 
+/// Evaluates an expression in which `$value`, of type `$T`, is a function that returns it, and keeps it boxed until then
+/// if it is [`LARGE`].
+macro_rules! kept_boxed_if_large {
+    ($T:ty, $value:ident => $push:expr) => {
+        if const { size_of::<$T>() > $crate::api::large::LARGE } {
+            let $value = Box::new($value);
+            let $value = move || *$value;
+            $push
+        } else {
+            let $value = move || $value;
+            $push
+        }
+    };
+}
+
 /// Evaluates `$result`, in which `$kept` is a function that boxes a value of type `$T` if it is [`LARGE`], and takes the
 /// value out of its box.
 macro_rules! unboxed_if_large {
@@ -49,4 +64,4 @@ macro_rules! handle_unboxing_if_large {
     };
 }
 
-pub(super) use {boxed_if_large, handle_unboxing_if_large, unboxed_if_large};
+pub(super) use {boxed_if_large, handle_unboxing_if_large, kept_boxed_if_large, unboxed_if_large};

@@ -20,13 +20,14 @@ use crate::{
             sealed::{Kind, List},
             stream,
         },
+        chosen::{Both, Chosen},
         completion,
         engine::Engine,
         future_context::FutureContext,
         handle::OpHandle,
         large::{boxed_if_large, handle_unboxing_if_large},
         op_context::OpContext,
-        operator::{Operator, OperatorFunction},
+        operator::{On, Operator, OperatorFunction, Parameters, With, sealed},
         token::Token,
         var::Var,
     },
@@ -65,7 +66,7 @@ use crate::{
 ///    variables during this call, and this is called at most once in each run.
 /// 2. The push refuses aliases.
 #[inline(always)]
-unsafe fn call_with<A: Accesses>(
+unsafe fn call_with<A: ScopedAccesses>(
     call: &Call<'_>,
     captured: &A::Captured,
     returns: bool,
@@ -222,6 +223,8 @@ impl FutureContext {
 /// | is called once | [`push`](Self::push) | [`try_push`](Self::try_push) | [`submit`](Self::submit) | [`try_submit`](Self::try_submit) |
 /// | is called once and returns a future | [`push_future`](Self::push_future) | [`try_push_future`](Self::try_push_future) | [`submit_future`](Self::submit_future) | [`try_submit_future`](Self::try_submit_future) |
 /// | is called once per push of an [`Operator`] | [`operator`](Self::operator) | [`try_operator`](Self::try_operator) | | |
+/// | is called once per push, with an argument | [`operator_with`](Self::operator_with) | [`try_operator_with`](Self::try_operator_with) | | |
+/// | is called once per push, with variables and an argument | [`operator_on`](Self::operator_on) | [`try_operator_on`](Self::try_operator_on) | | |
 ///
 /// The function runs on a worker, and the operation ends when it returns. If the accesses include
 /// [`stream()`](crate::stream), the function issues work on a device instead, and the operation ends when the device
@@ -1139,12 +1142,13 @@ impl<'e> OpBuilder<'e> {
     ///
     /// # Errors
     /// See [`PushError`].
+    #[track_caller]
     pub fn operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
         F: for<'a> Fn(Refs<'a, A>) + Send + Sync + 'static,
     {
-        boxed_if_large!(F, f => self.create_operator(accesses, move |refs: Refs<'_, A>| {
+        boxed_if_large!(F, f => self.create_operator(accesses, move |refs: Refs<'_, A>, ()| {
             f(refs);
             Ok(())
         }))
@@ -1170,27 +1174,224 @@ impl<'e> OpBuilder<'e> {
     ///
     /// # Errors
     /// See [`PushError`].
+    #[track_caller]
     pub fn try_operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
         F: for<'a> Fn(Refs<'a, A>) -> Result<(), BoxError> + Send + Sync + 'static,
     {
-        boxed_if_large!(F, f => self.create_operator(accesses, f))
+        boxed_if_large!(F, f => self.create_operator(accesses, move |refs: Refs<'_, A>, ()| f(refs)))
     }
 
-    fn create_operator<A, F>(self, accesses: A, f: F) -> Result<Operator, PushError>
+    /// Creates an operator whose function takes an argument, which each [push](Operator::<With<T>>::push) passes. The
+    /// function's second parameter needs a type, unless the pushes determine it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// struct Tick {
+    ///     price: u64,
+    ///     size: u64,
+    /// }
+    ///
+    /// let volume = engine.var(0);
+    /// let trade = engine.op("trade").operator_with(volume.write(), |volume, tick: Tick| {
+    ///     *volume += tick.price * tick.size;
+    /// })?;
+    /// trade.push(Tick { price: 100, size: 3 })?;
+    /// trade.push(Tick { price: 101, size: 2 })?;
+    /// assert_eq!(engine.get(&volume)?, 502);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The argument is moved to the thread that runs the operation, so it must be [`Send`]:
+    ///
+    /// ```compile_fail,E0277
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use std::rc::Rc;
+    ///
+    /// let total = engine.var(0);
+    /// let add = engine.op("add").operator_with(total.write(), |total, by: Rc<i32>| *total += *by)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`].
+    #[track_caller]
+    pub fn operator_with<A, T, F>(self, accesses: A, f: F) -> Result<Operator<With<T>>, PushError>
     where
         A: Accesses,
-        F: for<'a> Fn(Refs<'a, A>) -> Result<(), BoxError> + Send + Sync + 'static,
+        T: Send + 'static,
+        F: for<'a> Fn(Refs<'a, A>, T) + Send + Sync + 'static,
+    {
+        boxed_if_large!(F, f => self.create_operator(accesses, move |refs: Refs<'_, A>, argument: T| {
+            f(refs, argument);
+            Ok(())
+        }))
+    }
+
+    /// Creates an operator whose function takes an argument and may fail. In each run, an `Err` fails every variable
+    /// that the operation mutates, as with [`try_operator`](Self::try_operator).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let budget = engine.var(10u32);
+    /// let spend = engine.op("spend").try_operator_with(budget.write(), |budget, amount: u32| {
+    ///     *budget = budget.checked_sub(amount).ok_or("the budget is spent")?;
+    ///     Ok(())
+    /// })?;
+    /// spend.push(8)?;
+    /// spend.push(8)?;
+    /// assert!(engine.wait_for_var(&budget).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`].
+    #[track_caller]
+    pub fn try_operator_with<A, T, F>(self, accesses: A, f: F) -> Result<Operator<With<T>>, PushError>
+    where
+        A: Accesses,
+        T: Send + 'static,
+        F: for<'a> Fn(Refs<'a, A>, T) -> Result<(), BoxError> + Send + Sync + 'static,
+    {
+        boxed_if_large!(F, f => {
+            self.create_operator(accesses, move |refs: Refs<'_, A>, argument: T| f(refs, argument))
+        })
+    }
+
+    /// Creates an operator for which variables are chosen at each [push](Operator::push_on). `choice` says how it uses
+    /// them (see [`chosen`](crate::chosen)), and `accesses` declares what is the same at each push. The function
+    /// receives references for the choice, those for the accesses, and an argument, which is `()` if there is none.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().build()?;
+    /// use raddle::chosen;
+    ///
+    /// #[derive(Clone, Copy)]
+    /// struct Tick {
+    ///     price: f64,
+    ///     size: f64,
+    /// }
+    ///
+    /// let fee = engine.var(0.5);
+    /// let books: Vec<_> = (0..64).map(|_| engine.var(0.0)).collect();
+    /// let tick = engine.op("tick").operator_on(chosen::write(), fee.read(), |book, fee, tick: Tick| {
+    ///     *book += tick.price * tick.size - fee;
+    /// })?;
+    /// tick.push_on(&books[7], Tick { price: 100.0, size: 3.0 })?;
+    /// tick.push_on(&books[9], Tick { price: 101.0, size: 2.0 })?; // in parallel
+    /// assert_eq!(engine.get(&books[7])?, 299.5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A push names variables of the declared types:
+    ///
+    /// ```compile_fail,E0308
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let name = engine.var(String::new());
+    /// let add = engine.op("add").operator_on(raddle::chosen::write(), (), |total, (), by: i32| *total += by)?;
+    /// add.push_on(&name, 1)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`].
+    #[track_caller]
+    pub fn operator_on<C, A, T, F>(self, choice: C, accesses: A, f: F) -> Result<Operator<On<C, T>>, PushError>
+    where
+        C: Chosen,
+        A: Accesses,
+        T: Send + 'static,
+        F: for<'a> Fn(Refs<'a, C::Accesses<'static>>, Refs<'a, A>, T) + Send + Sync + 'static,
+    {
+        boxed_if_large!(F, f => self.create_operator_on(
+            choice,
+            accesses,
+            move |chosen: Refs<'_, C::Accesses<'static>>, own: Refs<'_, A>, argument: T| {
+                f(chosen, own, argument);
+                Ok(())
+            },
+        ))
+    }
+
+    /// Creates an operator for which variables are chosen at each push, and whose function may fail. In each run, an
+    /// `Err` fails every variable that the operation mutates, as with [`try_operator`](Self::try_operator). Otherwise,
+    /// this behaves like [`operator_on`](Self::operator_on).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let budgets = [engine.var(10u32), engine.var(10)];
+    /// let spend = engine.op("spend").try_operator_on(raddle::chosen::write(), (), |budget: &mut u32, (), amount| {
+    ///     *budget = budget.checked_sub(amount).ok_or("the budget is spent")?;
+    ///     Ok(())
+    /// })?;
+    /// spend.push_on(&budgets[0], 8)?;
+    /// spend.push_on(&budgets[1], 18)?;
+    /// assert_eq!(engine.get(&budgets[0])?, 2);
+    /// assert!(engine.wait_for_var(&budgets[1]).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`].
+    #[track_caller]
+    pub fn try_operator_on<C, A, T, F>(self, choice: C, accesses: A, f: F) -> Result<Operator<On<C, T>>, PushError>
+    where
+        C: Chosen,
+        A: Accesses,
+        T: Send + 'static,
+        F: for<'a> Fn(Refs<'a, C::Accesses<'static>>, Refs<'a, A>, T) -> Result<(), BoxError> + Send + Sync + 'static,
+    {
+        boxed_if_large!(F, f => self.create_operator_on(choice, accesses, f))
+    }
+
+    #[track_caller]
+    fn create_operator<P, A, F>(self, accesses: A, f: F) -> Result<Operator<P>, PushError>
+    where
+        P: sealed::Parameters<Choice = ()>,
+        A: Accesses,
+        F: for<'a> Fn(Refs<'a, A>, P::Given) -> Result<(), BoxError> + Send + Sync + 'static,
     {
         let captured = accesses.capture();
-        let f = move |call: &Call<'_>| {
-            let f = |refs: Refs<'_, A>| f(refs).map_err(Cause::Error);
+        let f = move |call: &Call<'_>, given: P::Given| {
+            let f = |refs: Refs<'_, A>| f(refs, given).map_err(Cause::Error);
             // SAFETY: (1) and (2): each run declares `accesses`, and calls this once. The operator's creation refuses
             // aliases.
             unsafe { call_with::<A>(call, &captured, false, f) }
         };
-        self.into_operator(&accesses, const { flags_of(A::KIND) }, Box::new(f))
+        self.into_operator(&accesses, (), const { flags_of(A::KIND) }, Box::new(f))
+    }
+
+    #[track_caller]
+    fn create_operator_on<C, A, T, F>(self, choice: C, accesses: A, f: F) -> Result<Operator<On<C, T>>, PushError>
+    where
+        C: Chosen,
+        A: Accesses,
+        T: Send + 'static,
+        F: for<'a> Fn(Refs<'a, C::Accesses<'static>>, Refs<'a, A>, T) -> Result<(), BoxError> + Send + Sync + 'static,
+    {
+        let own = accesses.capture();
+        let f = move |call: &Call<'_>, (chosen, argument): (C::Captured, T)| {
+            let f = |(chosen, own): Refs<'_, Both<'_, C::Accesses<'static>, A>>| {
+                f(chosen, own, argument).map_err(Cause::Error)
+            };
+            // SAFETY: (1) and (2): each run declares `accesses` and those that `choice` makes of its variables, and
+            // calls this once with what it has captured of the latter. Its push refuses aliases.
+            unsafe { call_with::<Both<'_, C::Accesses<'static>, A>>(call, &(chosen, &own), false, f) }
+        };
+        self.into_operator(&accesses, choice, const { flags_of(A::KIND) }, Box::new(f))
     }
 
     /// Pushes a copy with the property `property`, unless another is set.
@@ -1210,12 +1411,14 @@ impl<'e> OpBuilder<'e> {
         builder.enqueue_function(location, &accesses, |refs| copy(refs).map_err(|error| Cause::Error(error.into())))
     }
 
-    fn into_operator(
+    #[track_caller]
+    fn into_operator<P: Parameters>(
         mut self,
         accesses: &impl ScopedAccesses,
+        choice: P::Choice,
         flags: u16,
-        function: OperatorFunction,
-    ) -> Result<Operator, PushError> {
+        function: OperatorFunction<P::Given>,
+    ) -> Result<Operator<P>, PushError> {
         let core = self.core;
         if core.is_forked() {
             return Err(PushError::Forked);
@@ -1246,7 +1449,7 @@ impl<'e> OpBuilder<'e> {
         self.owned.spec.is_admitted = false;
         let limits = (self.group.cloned(), self.deadline);
         let spec = mem::replace(&mut *self.owned.spec, Spec::new(Name::EMPTY));
-        Ok(Operator::new(Arc::clone(core), spec, entries, function, fixed_priority, limits))
+        Ok(Operator::new(Arc::clone(core), spec, entries, choice, function, fixed_priority, limits))
     }
 
     fn enqueue_future<A, F, Fut>(
@@ -1507,14 +1710,14 @@ pub(super) fn unless_refused<T>(made: T, pushed: Result<(), PushError>) -> Resul
 }
 
 /// Whether [`push_counted`] may push an operation with these accesses.
-const fn is_counted<A: ScopedAccesses>() -> bool {
+pub(super) const fn is_counted<A: ScopedAccesses>() -> bool {
     matches!(A::COUNT, Some(0..=MOST_SHORT))
 }
 
 /// [`push_short`](push::push_short) for an operation whose number of accesses is determined by their type. Such a push
 /// needs no list of them, which the compiler cannot always keep out of memory.
 #[inline(always)]
-fn push_counted<A: ScopedAccesses, J: Job>(
+pub(super) fn push_counted<A: ScopedAccesses, J: Job>(
     core: &Arc<Core>,
     name: &'static str,
     location: &'static Location<'static>,

@@ -1,14 +1,35 @@
 //! Operators: operations that are created once and pushed often.
+//!
+//! # Lifetime
+//!
+//! The state that an operator's handles share outlives its runs:
+//!
+//! | a run | uses the state | and the state is dropped, once the last handle has been dropped, |
+//! |---|---|---|
+//! | of an asynchronous operator, or of one without variables | as a counted owner | with the last owner |
+//! | of another operator with variables of its own | uncounted | by an operation behind all runs in the queue of one of these variables |
+//! | of another operator, whose variables are all chosen at each push | uncounted | once all operations that were then pending have been counted out, since no queue has all runs |
 
-use std::{fmt, future::Future, panic::Location, ptr::NonNull, sync::Arc, time::Instant};
+use std::{
+    fmt, future::Future, marker::PhantomData, mem::ManuallyDrop, panic::Location, ptr::NonNull, sync::Arc,
+    time::Instant,
+};
 
 use crate::{
-    api::{handle::OpHandle, token::Token},
+    api::{
+        accesses::{ScopedAccesses, sealed::List},
+        chosen::Chosen,
+        handle::OpHandle,
+        large::kept_boxed_if_large,
+        op_builder::{is_counted, push_counted, unless_refused},
+        token::Token,
+    },
     engine::{core::Core, push},
     error::{
         op::Cause,
         push_error::{NoAccess, PushError},
     },
+    future::{future_task, held::Share},
     group::{
         family::Plan,
         room::{self, WhenRoom},
@@ -19,21 +40,70 @@ use crate::{
         job::{self, HandleJob, Out, without_sink},
         limits::Limits,
         no_wait::{self, NoWait},
-        spec::{Entry, MOST_SHORT, RefKind, Spec},
-        task::{ErasedJob, Job, flag},
+        spec::{Entries, Entry, MOST_SHORT, RefKind, Spec},
+        task::{ErasedJob, flag},
     },
     tracker::Mode,
+    wait,
 };
 
-/// The function of an operator.
-pub(crate) type OperatorFunction = Box<dyn Fn(&Call<'_>) -> Result<(), Cause> + Send + Sync>;
+pub(super) mod sealed {
+    /// What each push passes to the function of an operator.
+    pub trait Parameters: 'static {
+        /// The pointers to the chosen variables, and the argument.
+        type Given: Send + 'static;
+        /// How the variables that are chosen at each push are used.
+        type Choice: Send + Sync + 'static;
+        /// The number of these variables.
+        const CHOSEN: Option<usize>;
+    }
+}
 
-struct Inner {
+/// What each push of an [`Operator`] passes to the operator's function: nothing (`()`), an argument ([`With`]), or
+/// chosen variables and an argument ([`On`]).
+///
+/// The trait is sealed: only these types implement it.
+pub trait Parameters: sealed::Parameters {}
+
+impl<P: sealed::Parameters> Parameters for P {}
+
+impl sealed::Parameters for () {
+    type Given = ();
+    type Choice = ();
+    const CHOSEN: Option<usize> = Some(0);
+}
+
+/// The [`Parameters`] of an operator whose function takes an argument of type `T`.
+#[derive(Debug)]
+pub struct With<T>(PhantomData<fn(T)>);
+
+impl<T: Send + 'static> sealed::Parameters for With<T> {
+    type Given = T;
+    type Choice = ();
+    const CHOSEN: Option<usize> = Some(0);
+}
+
+/// The [`Parameters`] of an operator for which the variables `C` are chosen at each push, and whose function takes an
+/// argument of type `T`.
+#[derive(Debug)]
+pub struct On<C, T = ()>(PhantomData<fn(C, T)>);
+
+impl<C: Chosen, T: Send + 'static> sealed::Parameters for On<C, T> {
+    type Given = (C::Captured, T);
+    type Choice = C;
+    const CHOSEN: Option<usize> = <C::Accesses<'static> as ScopedAccesses>::COUNT;
+}
+
+/// The function of an operator.
+pub(crate) type OperatorFunction<G> = Box<dyn Fn(&Call<'_>, G) -> Result<(), Cause> + Send + Sync>;
+
+struct Inner<P: Parameters> {
     core: Arc<Core>,
     spec: Spec,
     /// The entries, which have passed `push::check_and_sort`.
     entries: Box<[Entry]>,
-    function: OperatorFunction,
+    choice: P::Choice,
+    function: OperatorFunction<P::Given>,
     /// The name, if runs may be pushed by `push::push_short`: the operator is synchronous, has between one access and
     /// [`MOST_SHORT`], and has no property but the name, which owns no memory.
     bare_name: Option<&'static str>,
@@ -43,40 +113,40 @@ struct Inner {
     limits: (Option<Arc<GroupCore>>, Option<Instant>),
 }
 
-// SAFETY: the `Owner`'s tokens keep alive the cells that `entries` points to, and a cell is `Sync`.
-unsafe impl Send for Inner {}
+// SAFETY: the `Owner`'s tokens keep alive the cells that `entries` points to, and a cell is `Sync`. The choice and the
+// function are `Send` and `Sync`.
+unsafe impl<P: Parameters> Send for Inner<P> {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Inner {}
+unsafe impl<P: Parameters> Sync for Inner<P> {}
 
-/// The state shared by an operator's handles. Synchronous runs over variables use the state without being counted as
-/// owners: an operation behind them in the queues drops it.
-struct Owner {
+/// The state shared by an operator's handles. See the head of this module.
+struct Owner<P: Parameters> {
     /// A pointer obtained from a box. It is raw because runs also use the state, even while the `Owner` is being
     /// dropped.
-    inner: NonNull<Inner>,
+    inner: NonNull<Inner<P>>,
     /// Keeps the entries' variables alive.
     tokens: Box<[Token]>,
 }
 
 // SAFETY: an `Inner` is `Send` and `Sync`, and is dropped once.
-unsafe impl Send for Owner {}
+unsafe impl<P: Parameters> Send for Owner<P> {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Owner {}
+unsafe impl<P: Parameters> Sync for Owner<P> {}
 
-impl Owner {
-    fn get(&self) -> &Inner {
+impl<P: Parameters> Owner<P> {
+    fn get(&self) -> &Inner<P> {
         // SAFETY: the `Inner` is dropped only after this `Owner`.
         unsafe { self.inner.as_ref() }
     }
 }
 
 /// The state of an operator whose last handle has been dropped.
-struct OperatorRemains(NonNull<Inner>);
+struct OperatorRemains<P: Parameters>(NonNull<Inner<P>>);
 
 // SAFETY: as for `Owner`.
-unsafe impl Send for OperatorRemains {}
+unsafe impl<P: Parameters> Send for OperatorRemains<P> {}
 
-impl Drop for OperatorRemains {
+impl<P: Parameters> Drop for OperatorRemains<P> {
     fn drop(&mut self) {
         // SAFETY: the pointer came from a box. The drop of the `Owner` ensures that the owner no longer uses the state
         // and that all runs are complete.
@@ -84,63 +154,85 @@ impl Drop for OperatorRemains {
     }
 }
 
-impl Drop for Owner {
+impl<P: Parameters> Drop for Owner<P> {
     #[track_caller]
     fn drop(&mut self) {
-        if self.get().core.is_forked() {
+        let inner = self.get();
+        if inner.core.is_forked() {
             return;
         }
         let remains = OperatorRemains(self.inner);
-        let Some(&entry) = self.get().entries.first() else {
-            // Runs without variables count as owners, so no run is left.
+        let core = Arc::clone(&inner.core);
+        let flags = flag::NO_SKIP | flag::SILENT;
+        // The tokens are dropped after the following push, on this thread rather than by the pushed operation, so that
+        // a later wait for all covers the operations pushed by their drops.
+        let (entries, flags, job) = if let Some(&entry) = inner.entries.first() {
+            let delete = move |_: &Call<'_>| {
+                no_wait::without_waits(NoWait::Deletion, || drop(remains));
+                Ok(())
+            };
+            // Every run names the variable, so all runs are complete when this operation runs.
+            let entry = Entry { mode: Mode::Await, refs: RefKind::None, ..entry };
+            (Some(entry), flags, ErasedJob::new(without_sink(delete)))
+        } else if inner.runs_own() {
             return drop(remains);
+        } else {
+            // Covers all runs, since their pushes have returned.
+            let earlier = wait::for_earlier(&core);
+            // Dropped only after the wait, since it is in use until then.
+            let mut remains = ManuallyDrop::new(remains);
+            let delete = async move {
+                if earlier.await.is_ok() {
+                    // SAFETY: the remains are dropped once.
+                    no_wait::without_waits(NoWait::Deletion, || unsafe { ManuallyDrop::drop(&mut remains) });
+                }
+                Ok(())
+            };
+            let start = move |call: &Call<'_>| future_task::start(call, i32::MAX, None, |_: &Share| delete);
+            (None, flags | flag::ASYNC, ErasedJob::new(without_sink(start)))
         };
-        let spec = Spec::internal("delete_operator", i32::MAX, flag::NO_SKIP | flag::SILENT).passing_closed();
-        // Every run names the variable, so all runs are complete when this operation runs.
-        let entry = Entry { mode: Mode::Await, refs: RefKind::None, ..entry };
-        let core = Arc::clone(&self.get().core);
-        let delete = move |_: &Call<'_>| {
-            no_wait::without_waits(NoWait::Deletion, || drop(remains));
-            Ok(())
-        };
-        // The tokens are dropped after this push, on this thread rather than by the pushed operation, so that a later
-        // wait for all covers the operations pushed by their drops.
-        let pushed =
-            core.push_sorted(&spec, spec.priority, Location::caller(), &[entry], ErasedJob::new(without_sink(delete)));
+        let spec = Spec::internal("delete_operator", i32::MAX, flags).passing_closed();
+        let pushed = core.push_sorted(&spec, spec.priority, Location::caller(), entries.as_slice(), job);
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 }
 
-impl Inner {
+impl<P: Parameters> Inner<P> {
     #[inline]
-    fn call(&self, call: &Call<'_>) -> Result<(), Cause> {
-        (self.function)(call)
+    fn call(&self, call: &Call<'_>, given: P::Given) -> Result<(), Cause> {
+        (self.function)(call, given)
+    }
+
+    /// Whether runs are counted as owners.
+    #[inline]
+    fn runs_own(&self) -> bool {
+        // An asynchronous run's function may continue after the completion has ended the operation.
+        self.spec.flags & flag::ASYNC != 0 || self.entries.is_empty() && matches!(P::CHOSEN, Some(0))
     }
 }
 
-/// A synchronous run's reference to its operator, for an operator with variables. The run is complete before the
-/// operation that drops the `Inner` runs.
-struct Uncounted(NonNull<Inner>);
+/// A run's uncounted reference to its operator, whose `Inner` is dropped after the run is complete.
+struct Uncounted<P: Parameters>(NonNull<Inner<P>>);
 
 // SAFETY: an `Inner` is `Sync`.
-unsafe impl Send for Uncounted {}
+unsafe impl<P: Parameters> Send for Uncounted<P> {}
 
-impl Uncounted {
+impl<P: Parameters> Uncounted<P> {
     #[inline]
-    fn get(&self) -> &Inner {
+    fn get(&self) -> &Inner<P> {
         // SAFETY: the run is not complete, so the `Inner` has not been dropped.
         unsafe { self.0.as_ref() }
     }
 }
 
 /// A run's reference to its operator.
-enum OperatorRef {
-    Uncounted(Uncounted),
-    Counted(Arc<Owner>),
+enum OperatorRef<P: Parameters> {
+    Uncounted(Uncounted<P>),
+    Counted(Arc<Owner<P>>),
 }
 
-impl OperatorRef {
-    fn get(&self) -> &Inner {
+impl<P: Parameters> OperatorRef<P> {
+    fn get(&self) -> &Inner<P> {
         match self {
             Self::Uncounted(run) => run.get(),
             Self::Counted(owner) => owner.get(),
@@ -156,57 +248,42 @@ impl OperatorRef {
 /// other operations. Clones are handles to the same operator. An operator keeps its variables alive. Once the last
 /// handle has been dropped, the function is dropped after the last run.
 ///
+/// `P` is what each push passes to the function: nothing, [an argument](With), or [chosen variables and an
+/// argument](On). The [guide](crate::guide::operators) explains them.
+///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let engine = raddle::Engine::builder().workers(1).build()?;
 /// let counter = engine.var(0u32);
 /// let increment = engine.op("increment").operator(counter.write(), |counter| *counter += 1)?;
+/// let add = engine.op("add").operator_with(counter.write(), |counter, by: u32| *counter += by)?;
 /// for _ in 0..10 {
 ///     increment.push()?;
 /// }
-/// assert_eq!(engine.get(&counter)?, 10);
+/// add.push(32)?;
+/// assert_eq!(engine.get(&counter)?, 42);
 /// # Ok(())
 /// # }
 /// ```
 #[must_use = "an operator runs when it is pushed"]
-#[derive(Clone)]
-pub struct Operator(Arc<Owner>);
+pub struct Operator<P: Parameters = ()>(Arc<Owner<P>>);
 
-impl fmt::Debug for Operator {
+impl<P: Parameters> Clone for Operator<P> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<P: Parameters> fmt::Debug for Operator<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Operator")
             .field("name", &self.inner().spec.name)
-            .field("variables", &self.inner().entries.len())
+            .field("variables", &(self.inner().entries.len() + P::CHOSEN.unwrap_or_default()))
             .finish_non_exhaustive()
     }
 }
 
 impl Operator {
-    /// Creates the handle. `entries` must be sorted and distinct. The caller must have handles to their variables,
-    /// which must belong to `core`.
-    pub(crate) fn new(
-        core: Arc<Core>,
-        spec: Spec,
-        entries: Box<[Entry]>,
-        function: OperatorFunction,
-        fixed_priority: bool,
-        limits: (Option<Arc<GroupCore>>, Option<Instant>),
-    ) -> Self {
-        let tokens = entries
-            .iter()
-            // SAFETY: the caller has a handle to each variable.
-            .map(|entry| unsafe { Token::from_entry(entry) })
-            .collect();
-        let is_short = (1..=MOST_SHORT).contains(&entries.len()) && spec.is_bare();
-        let bare_name = if is_short { spec.name.as_static() } else { None };
-        let inner = Box::new(Inner { core, spec, entries, function, bare_name, fixed_priority, limits });
-        Self(Arc::new(Owner { inner: NonNull::from(Box::leak(inner)), tokens }))
-    }
-
-    fn inner(&self) -> &Inner {
-        self.0.get()
-    }
-
     /// Pushes a run of the operator.
     ///
     /// ```
@@ -245,90 +322,7 @@ impl Operator {
     /// Returns the errors of [`push`](Self::push).
     #[track_caller]
     pub fn push_with_priority(&self, priority: i32) -> Result<(), PushError> {
-        self.push_run::<false>(priority, Location::caller())
-    }
-
-    #[inline]
-    fn push_run<const ADMITTED: bool>(
-        &self,
-        priority: i32,
-        location: &'static Location<'static>,
-    ) -> Result<(), PushError> {
-        let inner = self.inner();
-        if let Some(name) = inner.bare_name.filter(|_| priority == 0 && !ADMITTED) {
-            let run = Uncounted(self.0.inner);
-            let job = without_sink(move |call: &Call<'_>| run.get().call(call));
-            return push::push_short::<true, _>(&inner.core, name, location, &*inner.entries, job);
-        }
-        self.check(location)?;
-        let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
-        // There are two kinds of jobs, since a job that owns nothing costs less to push and run.
-        match self.own() {
-            OperatorRef::Uncounted(run) => {
-                self.enqueue::<ADMITTED>(priority, location, without_sink(move |call: &Call<'_>| run.get().call(call)))
-            }
-            OperatorRef::Counted(owner) => self.enqueue::<ADMITTED>(
-                priority,
-                location,
-                without_sink(move |call: &Call<'_>| owner.get().call(call)),
-            ),
-        }
-    }
-
-    /// Returns an error immediately if the [limit](crate::EngineBuilder::max_pending) of the engine or of the
-    /// operator's group leaves no room for a run. A push through the returned [`Admitted`] is not held back. See
-    /// [`OpBuilder::if_room`](crate::OpBuilder::if_room).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use raddle::{Engine, PushError};
-    ///
-    /// let engine = Engine::builder().workers(1).max_pending(64).build()?;
-    /// let tick = engine.op("tick").operator((), |()| {})?;
-    /// match tick.if_room() {
-    ///     Ok(tick) => tick.push()?,
-    ///     Err(PushError::Full) => println!("this tick is left out"),
-    ///     Err(error) => return Err(error.into()),
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// Returns [`PushError::Full`], [`PushError::ShutDown`] or [`PushError::Forked`].
-    pub fn if_room(&self) -> Result<Admitted<'_>, PushError> {
-        room::check(&self.inner().core, self.inner().limits.0.as_ref())?;
-        Ok(Admitted(self))
-    }
-
-    /// Returns a future that resolves to an [`Admitted`] when there is room for a run. A push through the `Admitted` is
-    /// not held back. See [`OpBuilder::when_room`](crate::OpBuilder::when_room).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let engine = raddle::Engine::builder().workers(1).max_pending(4).build()?;
-    /// let counter = engine.var(0);
-    /// let increment = engine.op("increment").operator(counter.write(), |counter| *counter += 1)?;
-    /// let task = async {
-    ///     for _ in 0..100 {
-    ///         increment.when_room().await?.push()?;
-    ///     }
-    ///     engine.get_async(&counter).await
-    /// };
-    /// assert_eq!(pollster::block_on(task)?, 100);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// The future resolves to [`PushError::ShutDown`] once a shutdown has begun, and to [`PushError::Forked`] in a
-    /// forked child.
-    pub fn when_room(&self) -> impl Future<Output = Result<Admitted<'_>, PushError>> + Send + use<'_> {
-        let room = WhenRoom::new(&self.inner().core, self.inner().limits.0.as_ref());
-        async move {
-            room.await?;
-            Ok(Admitted(self))
-        }
+        self.push_run::<false>((), priority, Location::caller())
     }
 
     /// Pushes a run of the operator and returns a handle, through which the run can be awaited and cancelled.
@@ -352,24 +346,356 @@ impl Operator {
     /// Returns the errors of [`push`](Self::push).
     #[track_caller]
     pub fn submit(&self) -> Result<OpHandle<()>, PushError> {
-        self.submit_run::<false>(Location::caller())
+        self.submit_run::<false>((), Location::caller())
+    }
+}
+
+impl<T: Send + 'static> Operator<With<T>> {
+    /// Pushes a run of the operator, whose function receives `argument`. If the run is skipped, cancelled or refused,
+    /// the argument is dropped like what a function captures. The [guide](crate::guide::operators#what-a-push-costs)
+    /// says which arguments need an allocation.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let words = engine.var(Vec::new());
+    /// let add = engine.op("add").operator_with(words.write(), |words, word: String| words.push(word))?;
+    /// for word in ["warp", "weft"] {
+    ///     add.push(word.to_owned())?;
+    /// }
+    /// assert_eq!(engine.get(&words)?, ["warp", "weft"]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`]. On error, the argument has been dropped; [`if_room`](Self::if_room) asks for room before the
+    /// argument is given away.
+    #[track_caller]
+    pub fn push(&self, argument: T) -> Result<(), PushError> {
+        self.push_with_priority(argument, self.inner().spec.priority)
     }
 
-    fn submit_run<const ADMITTED: bool>(
+    /// Pushes a run of the operator with this priority instead of the operator's own. The priority has no effect on
+    /// [clean-ups](crate::OpBuilder::cleanup) or on operators whose property determines the priority.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let alarm = engine.op("alarm").operator_with((), |(), what: &str| println!("alarm: {what}"))?;
+    /// alarm.push_with_priority("fire", 100)?;
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`push`](Self::push).
+    #[track_caller]
+    pub fn push_with_priority(&self, argument: T, priority: i32) -> Result<(), PushError> {
+        self.push_run::<false>(argument, priority, Location::caller())
+    }
+
+    /// Pushes a run of the operator and returns a handle, through which the run can be awaited and cancelled.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let level = engine.var(5u32);
+    /// let take = engine.op("take").try_operator_with(level.write(), |level, amount| {
+    ///     *level = level.checked_sub(amount).ok_or("empty")?;
+    ///     Ok(())
+    /// })?;
+    /// let (first, second) = (take.submit(3)?, take.submit(3)?);
+    /// first.wait()?;
+    /// assert!(second.wait().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`push`](Self::push).
+    #[track_caller]
+    pub fn submit(&self, argument: T) -> Result<OpHandle<()>, PushError> {
+        self.submit_run::<false>(argument, Location::caller())
+    }
+}
+
+impl<C: Chosen, T: Send + 'static> Operator<On<C, T>> {
+    /// Pushes a run of the operator on these variables, whose function receives references to their values, and
+    /// `argument`. For a choice of one variable, `variables` is a reference to its handle; for a tuple or an array, it
+    /// is a tuple or an array of them. The argument is treated as by [`Operator::push`](Operator::<With<T>>::push).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::chosen;
+    ///
+    /// let accounts = [100, 0, 0].map(|amount| engine.var(amount));
+    /// let pair = [chosen::write::<i64>(); 2];
+    /// let transfer = engine.op("transfer").operator_on(pair, (), |[from, to], (), amount: i64| {
+    ///     *from -= amount;
+    ///     *to += amount;
+    /// })?;
+    /// transfer.push_on([&accounts[0], &accounts[1]], 60)?;
+    /// transfer.push_on([&accounts[1], &accounts[2]], 20)?;
+    /// assert_eq!(engine.get(&accounts[1])?, 40);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`]. If the function would receive two references to one variable's value, and one of them is
+    /// mutable, the push is refused with [`NoAccess::Aliased`]. On error, the argument has been dropped;
+    /// [`if_room`](Self::if_room) asks for room before the argument is given away.
+    #[track_caller]
+    pub fn push_on(&self, variables: C::Variables<'_>, argument: T) -> Result<(), PushError> {
+        self.push_on_with_priority(variables, argument, self.inner().spec.priority)
+    }
+
+    /// Pushes a run of the operator with this priority instead of the operator's own. The priority has no effect on
+    /// [clean-ups](crate::OpBuilder::cleanup) or on operators whose property determines the priority.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let queues = [engine.var(0), engine.var(0)];
+    /// let add = engine.op("add").operator_on(raddle::chosen::write(), (), |length, (), more: i32| *length += more)?;
+    /// add.push_on_with_priority(&queues[1], 3, 100)?;
+    /// assert_eq!(engine.get(&queues[1])?, 3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`push_on`](Self::push_on).
+    #[track_caller]
+    pub fn push_on_with_priority(
         &self,
+        variables: C::Variables<'_>,
+        argument: T,
+        priority: i32,
+    ) -> Result<(), PushError> {
+        self.push_run_on::<false>(variables, argument, priority, Location::caller())
+    }
+
+    /// Pushes a run of the operator on these variables and returns a handle, through which the run can be awaited and
+    /// cancelled.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let levels = [engine.var(5u32), engine.var(1)];
+    /// let take = engine.op("take").try_operator_on(raddle::chosen::write(), (), |level: &mut u32, (), amount| {
+    ///     *level = level.checked_sub(amount).ok_or("empty")?;
+    ///     Ok(())
+    /// })?;
+    /// let runs = levels.each_ref().map(|level| take.submit_on(level, 3));
+    /// let [enough, too_little] = runs;
+    /// enough?.wait()?;
+    /// assert!(too_little?.wait().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`push_on`](Self::push_on).
+    #[track_caller]
+    pub fn submit_on(&self, variables: C::Variables<'_>, argument: T) -> Result<OpHandle<()>, PushError> {
+        self.submit_run_on::<false>(variables, argument, Location::caller())
+    }
+
+    #[inline]
+    fn push_run_on<const ADMITTED: bool>(
+        &self,
+        variables: C::Variables<'_>,
+        argument: T,
+        priority: i32,
+        location: &'static Location<'static>,
+    ) -> Result<(), PushError> {
+        let inner = self.inner();
+        let accesses = inner.choice.accesses(variables);
+        let given = (accesses.capture(), argument);
+        let Some(name) = inner.bare_name.filter(|_| priority == 0 && !ADMITTED) else {
+            return self.with_entries(&accesses, given, location, |given, entries| {
+                self.enqueue_run::<ADMITTED>(given, entries, priority, location)
+            });
+        };
+        let run = Uncounted(self.0.inner);
+        kept_boxed_if_large!((C::Captured, T), given => {
+            let job = without_sink(move |call: &Call<'_>| run.get().call(call, given()));
+            if const { is_counted::<C::Accesses<'static>>() } && inner.entries.is_empty() {
+                push_counted(&inner.core, name, location, &accesses, job)
+            } else {
+                push::push_short::<true, _>(&inner.core, name, location, self.all_entries(&accesses), job)
+            }
+        })
+    }
+
+    fn submit_run_on<const ADMITTED: bool>(
+        &self,
+        variables: C::Variables<'_>,
+        argument: T,
         location: &'static Location<'static>,
     ) -> Result<OpHandle<()>, PushError> {
-        self.check(location)?;
-        let own = self.own();
+        let accesses = self.inner().choice.accesses(variables);
+        let given = (accesses.capture(), argument);
+        self.with_entries(&accesses, given, location, |given, entries| {
+            self.enqueue_handled::<ADMITTED>(given, entries, location)
+        })
+    }
+
+    /// Returns the operator's own entries, and those of `accesses`.
+    fn all_entries(&self, accesses: &C::Accesses<'_>) -> Entries {
+        let mut entries = Entries::from_slice(&self.inner().entries);
+        accesses.declare(&mut List(&mut entries));
+        entries
+    }
+
+    /// Calls `push` with all entries of a run, unless they are refused.
+    fn with_entries<R>(
+        &self,
+        accesses: &C::Accesses<'_>,
+        given: <On<C, T> as sealed::Parameters>::Given,
+        location: &'static Location<'static>,
+        push: impl FnOnce(<On<C, T> as sealed::Parameters>::Given, &[Entry]) -> Result<R, PushError>,
+    ) -> Result<R, PushError> {
         let inner = self.inner();
-        let f = move |call: &Call<'_>| own.get().call(call);
-        let is_async = inner.spec.flags & flag::ASYNC != 0;
-        let f = move |call: &Call<'_>, out: Out<()>| {
-            if is_async { job::completing(f)(call, out) } else { job::returning(f)(call, out) }
+        let mut entries = self.all_entries(accesses);
+        match push::check_and_sort(&inner.core, &mut entries, &inner.spec.name, location) {
+            Ok(entries) => push(given, entries),
+            Err(error) => {
+                // Dropped here, for the reason given in `Core::create`.
+                drop(given);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl<P: Parameters> Operator<P> {
+    /// Creates the handle. `entries` must be sorted and distinct. The caller must have handles to their variables,
+    /// which must belong to `core`.
+    pub(crate) fn new(
+        core: Arc<Core>,
+        spec: Spec,
+        entries: Box<[Entry]>,
+        choice: P::Choice,
+        function: OperatorFunction<P::Given>,
+        fixed_priority: bool,
+        limits: (Option<Arc<GroupCore>>, Option<Instant>),
+    ) -> Self {
+        let tokens = entries
+            .iter()
+            // SAFETY: the caller has a handle to each variable.
+            .map(|entry| unsafe { Token::from_entry(entry) })
+            .collect();
+        let is_short = P::CHOSEN.is_some_and(|chosen| (1..=MOST_SHORT).contains(&(entries.len() + chosen)));
+        let bare_name = if is_short && spec.is_bare() { spec.name.as_static() } else { None };
+        let inner = Box::new(Inner { core, spec, entries, choice, function, bare_name, fixed_priority, limits });
+        Self(Arc::new(Owner { inner: NonNull::from(Box::leak(inner)), tokens }))
+    }
+
+    fn inner(&self) -> &Inner<P> {
+        self.0.get()
+    }
+
+    /// Returns an error immediately if the [limit](crate::EngineBuilder::max_pending) of the engine or of the
+    /// operator's group leaves no room for a run. A push through the returned [`Admitted`] is not held back. See
+    /// [`OpBuilder::if_room`](crate::OpBuilder::if_room).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, PushError};
+    ///
+    /// let engine = Engine::builder().workers(1).max_pending(64).build()?;
+    /// let tick = engine.op("tick").operator((), |()| {})?;
+    /// match tick.if_room() {
+    ///     Ok(tick) => tick.push()?,
+    ///     Err(PushError::Full) => println!("this tick is left out"),
+    ///     Err(error) => return Err(error.into()),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`PushError::Full`], [`PushError::ShutDown`] or [`PushError::Forked`].
+    pub fn if_room(&self) -> Result<Admitted<'_, P>, PushError> {
+        room::check(&self.inner().core, self.inner().limits.0.as_ref())?;
+        Ok(Admitted(self))
+    }
+
+    /// Returns a future that resolves to an [`Admitted`] when there is room for a run. A push through the `Admitted` is
+    /// not held back. See [`OpBuilder::when_room`](crate::OpBuilder::when_room).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().workers(1).max_pending(4).build()?;
+    /// let counter = engine.var(0);
+    /// let add = engine.op("add").operator_with(counter.write(), |counter, by: i32| *counter += by)?;
+    /// let task = async {
+    ///     for by in 0..100 {
+    ///         add.when_room().await?.push(by)?;
+    ///     }
+    ///     engine.get_async(&counter).await
+    /// };
+    /// assert_eq!(pollster::block_on(task)?, 4950);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The future resolves to [`PushError::ShutDown`] once a shutdown has begun, and to [`PushError::Forked`] in a
+    /// forked child.
+    pub fn when_room(&self) -> impl Future<Output = Result<Admitted<'_, P>, PushError>> + Send + use<'_, P> {
+        let room = WhenRoom::new(&self.inner().core, self.inner().limits.0.as_ref());
+        async move {
+            room.await?;
+            Ok(Admitted(self))
+        }
+    }
+
+    /// Pushes a run of an operator that has all its variables.
+    #[inline]
+    fn push_run<const ADMITTED: bool>(
+        &self,
+        given: P::Given,
+        priority: i32,
+        location: &'static Location<'static>,
+    ) -> Result<(), PushError> {
+        let inner = self.inner();
+        let Some(name) = inner.bare_name.filter(|_| priority == 0 && !ADMITTED) else {
+            return match self.check(location) {
+                Ok(()) => self.enqueue_run::<ADMITTED>(given, &inner.entries, priority, location),
+                Err(error) => {
+                    // Dropped here, for the reason given in `Core::create`.
+                    drop(given);
+                    Err(error)
+                }
+            };
         };
-        let shared = job::shared(&inner.spec, location, f);
-        self.enqueue::<ADMITTED>(inner.spec.priority, location, HandleJob::new(Arc::clone(&shared)))?;
-        Ok(OpHandle::new(shared, &inner.core))
+        let run = Uncounted(self.0.inner);
+        kept_boxed_if_large!(P::Given, given => {
+            let job = without_sink(move |call: &Call<'_>| run.get().call(call, given()));
+            push::push_short::<true, _>(&inner.core, name, location, &*inner.entries, job)
+        })
+    }
+
+    /// [`push_run`](Self::push_run) for a run with a handle.
+    fn submit_run<const ADMITTED: bool>(
+        &self,
+        given: P::Given,
+        location: &'static Location<'static>,
+    ) -> Result<OpHandle<()>, PushError> {
+        match self.check(location) {
+            Ok(()) => self.enqueue_handled::<ADMITTED>(given, &self.inner().entries, location),
+            Err(error) => {
+                // Dropped here, for the reason given in `Core::create`.
+                drop(given);
+                Err(error)
+            }
+        }
     }
 
     /// Returns an error if one of the operator's variables was deleted.
@@ -388,12 +714,56 @@ impl Operator {
         Ok(())
     }
 
+    /// Enqueues a run with these entries, which have been checked and sorted.
+    #[inline]
+    fn enqueue_run<const ADMITTED: bool>(
+        &self,
+        given: P::Given,
+        entries: &[Entry],
+        priority: i32,
+        location: &'static Location<'static>,
+    ) -> Result<(), PushError> {
+        let inner = self.inner();
+        let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
+        // There are two kinds of jobs, since a job that owns nothing costs less to push and run.
+        kept_boxed_if_large!(P::Given, given => match self.own() {
+            OperatorRef::Uncounted(run) => {
+                let job = without_sink(move |call: &Call<'_>| run.get().call(call, given()));
+                self.enqueue::<ADMITTED>(entries, priority, location, ErasedJob::new(job))
+            }
+            OperatorRef::Counted(owner) => {
+                let job = without_sink(move |call: &Call<'_>| owner.get().call(call, given()));
+                self.enqueue::<ADMITTED>(entries, priority, location, ErasedJob::new(job))
+            }
+        })
+    }
+
+    /// [`enqueue_run`](Self::enqueue_run) for a run with a handle.
+    fn enqueue_handled<const ADMITTED: bool>(
+        &self,
+        given: P::Given,
+        entries: &[Entry],
+        location: &'static Location<'static>,
+    ) -> Result<OpHandle<()>, PushError> {
+        let own = self.own();
+        let inner = self.inner();
+        let is_async = inner.spec.flags & flag::ASYNC != 0;
+        kept_boxed_if_large!(P::Given, given => {
+            let f = move |call: &Call<'_>| own.get().call(call, given());
+            let f = move |call: &Call<'_>, out: Out<()>| {
+                if is_async { job::completing(f)(call, out) } else { job::returning(f)(call, out) }
+            };
+            let shared = job::shared(&inner.spec, location, f);
+            let job = ErasedJob::new(HandleJob::new(Arc::clone(&shared)));
+            let pushed = self.enqueue::<ADMITTED>(entries, inner.spec.priority, location, job);
+            unless_refused(shared, pushed).map(|shared| OpHandle::new(shared, &inner.core))
+        })
+    }
+
     /// Returns a new run's reference to the operator.
     #[inline]
-    fn own(&self) -> OperatorRef {
-        let inner = self.inner();
-        // An asynchronous run's function may continue after the completion has ended the operation.
-        if inner.entries.is_empty() || inner.spec.flags & flag::ASYNC != 0 {
+    fn own(&self) -> OperatorRef<P> {
+        if self.inner().runs_own() {
             OperatorRef::Counted(Arc::clone(&self.0))
         } else {
             OperatorRef::Uncounted(Uncounted(self.0.inner))
@@ -403,26 +773,28 @@ impl Operator {
     #[inline]
     fn enqueue<const ADMITTED: bool>(
         &self,
+        entries: &[Entry],
         priority: i32,
         location: &'static Location<'static>,
-        work: impl Job,
+        job: ErasedJob,
     ) -> Result<(), PushError> {
         let inner = self.inner();
         if inner.spec.flags & flag::LIMITED == 0 && !ADMITTED {
-            inner.core.push_sorted(&inner.spec, priority, location, &inner.entries, ErasedJob::new(work))
+            inner.core.push_sorted(&inner.spec, priority, location, entries, job)
         } else {
-            self.enqueue_limited::<ADMITTED>(priority, location, ErasedJob::new(work))
+            self.enqueue_limited::<ADMITTED>(entries, priority, location, job)
         }
     }
 
     #[cold]
     fn enqueue_limited<const ADMITTED: bool>(
         &self,
+        entries: &[Entry],
         priority: i32,
         location: &'static Location<'static>,
         mut job: ErasedJob,
     ) -> Result<(), PushError> {
-        let Inner { core, spec, entries, limits: (group, deadline), .. } = self.inner();
+        let Inner { core, spec, limits: (group, deadline), .. } = self.inner();
         if let Some(group) = group.as_ref().filter(|_| !ADMITTED) {
             if let Err(error) = room::admit(core, group) {
                 drop(job);
@@ -459,7 +831,7 @@ impl Operator {
 /// ```
 #[derive(Debug)]
 #[must_use = "an operator runs when it is pushed"]
-pub struct Admitted<'o>(&'o Operator);
+pub struct Admitted<'o, P: Parameters = ()>(&'o Operator<P>);
 
 impl Admitted<'_> {
     /// Like [`Operator::push`], but never held back.
@@ -468,7 +840,8 @@ impl Admitted<'_> {
     /// Returns the errors of [`Operator::push`].
     #[track_caller]
     pub fn push(self) -> Result<(), PushError> {
-        self.0.push_run::<true>(self.0.inner().spec.priority, Location::caller())
+        let priority = self.0.inner().spec.priority;
+        self.push_with_priority(priority)
     }
 
     /// Like [`Operator::push_with_priority`], but never held back.
@@ -477,7 +850,7 @@ impl Admitted<'_> {
     /// Returns the errors of [`Operator::push`].
     #[track_caller]
     pub fn push_with_priority(self, priority: i32) -> Result<(), PushError> {
-        self.0.push_run::<true>(priority, Location::caller())
+        self.0.push_run::<true>((), priority, Location::caller())
     }
 
     /// Like [`Operator::submit`], but never held back.
@@ -486,6 +859,71 @@ impl Admitted<'_> {
     /// Returns the errors of [`Operator::push`].
     #[track_caller]
     pub fn submit(self) -> Result<OpHandle<()>, PushError> {
-        self.0.submit_run::<true>(Location::caller())
+        self.0.submit_run::<true>((), Location::caller())
+    }
+}
+
+impl<T: Send + 'static> Admitted<'_, With<T>> {
+    /// Like [`Operator::push`], but never held back.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Operator::push`].
+    #[track_caller]
+    pub fn push(self, argument: T) -> Result<(), PushError> {
+        let priority = self.0.inner().spec.priority;
+        self.push_with_priority(argument, priority)
+    }
+
+    /// Like [`Operator::push_with_priority`], but never held back.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Operator::push`].
+    #[track_caller]
+    pub fn push_with_priority(self, argument: T, priority: i32) -> Result<(), PushError> {
+        self.0.push_run::<true>(argument, priority, Location::caller())
+    }
+
+    /// Like [`Operator::submit`], but never held back.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Operator::push`].
+    #[track_caller]
+    pub fn submit(self, argument: T) -> Result<OpHandle<()>, PushError> {
+        self.0.submit_run::<true>(argument, Location::caller())
+    }
+}
+
+impl<C: Chosen, T: Send + 'static> Admitted<'_, On<C, T>> {
+    /// Like [`Operator::push_on`], but never held back.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Operator::push_on`].
+    #[track_caller]
+    pub fn push_on(self, variables: C::Variables<'_>, argument: T) -> Result<(), PushError> {
+        let priority = self.0.inner().spec.priority;
+        self.push_on_with_priority(variables, argument, priority)
+    }
+
+    /// Like [`Operator::push_on_with_priority`], but never held back.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Operator::push_on`].
+    #[track_caller]
+    pub fn push_on_with_priority(
+        self,
+        variables: C::Variables<'_>,
+        argument: T,
+        priority: i32,
+    ) -> Result<(), PushError> {
+        self.0.push_run_on::<true>(variables, argument, priority, Location::caller())
+    }
+
+    /// Like [`Operator::submit_on`], but never held back.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Operator::push_on`].
+    #[track_caller]
+    pub fn submit_on(self, variables: C::Variables<'_>, argument: T) -> Result<OpHandle<()>, PushError> {
+        self.0.submit_run_on::<true>(variables, argument, Location::caller())
     }
 }

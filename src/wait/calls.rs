@@ -359,6 +359,12 @@ pub(crate) fn for_all_async(core: &Arc<Core>) -> impl Future<Output = Result<(),
     CountedWait::new(Arc::clone(core), refused, AllOps)
 }
 
+/// Returns a future that waits for the operations pushed before this call and reports none of their failures. It may
+/// be awaited wherever the engine's own code runs.
+pub(crate) fn for_earlier(core: &Arc<Core>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
+    CountedWait::new(Arc::clone(core), None, EarlierOps)
+}
+
 /// Waits for the operations of a group that were pushed before this call. Returns the failure of one of them.
 pub(crate) fn for_group(core: &Arc<Core>, group: &GroupCore, deadline: Option<Instant>) -> Result<(), WaitError> {
     for_members(core, group, deadline)?;
@@ -422,6 +428,19 @@ impl Counted for AllOps {
 
     fn result(&self, core: &Core) -> Result<(), WaitError> {
         first_unreported(core)
+    }
+}
+
+/// All operations of an engine, whose failures are not asked for.
+struct EarlierOps;
+
+impl Counted for EarlierOps {
+    fn pending<'a>(&'a self, core: &'a Core) -> &'a PendingOps {
+        &core.pending
+    }
+
+    fn result(&self, _: &Core) -> Result<(), WaitError> {
+        Ok(())
     }
 }
 

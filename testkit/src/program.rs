@@ -29,7 +29,11 @@ use std::{
     thread,
 };
 
-use raddle::{Completion, Engine, OpBuilder, Operator, PushError, Token, Var, WaitError, completion};
+use raddle::{
+    Completion, Engine, OpBuilder, Operator, PushError, Token, Var, WaitError,
+    chosen::{self, On, With},
+    completion,
+};
 
 use crate::block_on;
 
@@ -106,12 +110,31 @@ pub struct Operation {
     pub children: Vec<Id>,
 }
 
+/// What a push passes to an operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passes {
+    Nothing,
+    /// The number of the operation.
+    Argument,
+    /// The first variable and the number of the operation. Asynchronous operators do not choose variables.
+    Variable,
+}
+
 /// An operator and its runs, in the order in which one thread pushes them.
 #[derive(Clone, Debug)]
 pub struct OperatorPlan {
     pub like: Operation,
     pub how: How,
+    pub passes: Passes,
     pub runs: Vec<Id>,
+}
+
+/// An operator, by what each push passes to it.
+enum AnyOperator {
+    Plain(Operator),
+    With(Operator<With<Id>>),
+    OnVar(Operator<On<chosen::ChosenWrite<u64>, Id>>),
+    OnToken(Operator<On<chosen::ChosenToken, Id>>),
 }
 
 /// A step of a thread.
@@ -280,8 +303,16 @@ impl Program {
             let number = operators[source.below(operators.len())];
             let plan = &mut self.operators[number];
             plan.runs.push(id);
+            let (passes, mut run) = (plan.passes, plan.like.clone());
+            if passes == Passes::Variable {
+                let mut variable = source.below(shape.variables);
+                while run.accesses[1..].iter().any(|&(other, _)| other == variable) {
+                    variable = (variable + 1) % shape.variables;
+                }
+                run.accesses[0].0 = variable;
+            }
             let priority = random_priority(source);
-            self.operations.push(Operation { how: How::Operator(number), priority, ..plan.like.clone() });
+            self.operations.push(Operation { how: How::Operator(number), priority, ..run });
         } else {
             let operation = Operation::generate(shape, source);
             // A typed operation's function has no handle to the engine, so it cannot push.
@@ -406,12 +437,22 @@ impl OperatorPlan {
         let mut like = Operation::generate(shape, source);
         // Runs are numbered by counting them, which requires exclusive access and thus a mutation.
         like.accesses[0].1 = Access::Write;
-        let how = match source.below(3) {
+        let choice = source.below(9);
+        let how = match choice % 3 {
             0 => How::Sync,
             1 => How::Typed,
             _ => How::Async(if source.one_in(2) { Finish::Inside } else { Finish::Elsewhere }),
         };
-        Self { like, how, runs: Vec::new() }
+        let passes = match (choice / 3, how) {
+            (0, _) => Passes::Nothing,
+            (1, How::Sync | How::Typed) => {
+                let first = like.accesses[0].0;
+                like.repeats.retain(|&variable| variable != first);
+                Passes::Variable
+            }
+            _ => Passes::Argument,
+        };
+        Self { like, how, passes, runs: Vec::new() }
     }
 }
 
@@ -700,7 +741,7 @@ pub fn run_observed(
         })
         .collect();
 
-    let operators: Vec<Operator> = (0..program.operators.len()).map(|number| world.operator(engine, number)).collect();
+    let operators: Vec<_> = (0..program.operators.len()).map(|number| world.operator(engine, number)).collect();
     let gate = watch.backlog.then(|| {
         let (sender, receiver) = mpsc::channel();
         let gate = engine.op("gate").reads(&world.variables);
@@ -783,7 +824,7 @@ impl World {
         )
     }
 
-    fn step(self: &Arc<Self>, engine: &Engine, operators: &[Operator], step: Step) -> Option<Answer> {
+    fn step(self: &Arc<Self>, engine: &Engine, operators: &[AnyOperator], step: Step) -> Option<Answer> {
         let done = |()| Answer::Done;
         match step {
             Step::Push(id) => {
@@ -850,7 +891,7 @@ impl World {
         }
     }
 
-    fn push(self: &Arc<Self>, engine: &Engine, operators: &[Operator], id: Id, is_limited: bool) {
+    fn push(self: &Arc<Self>, engine: &Engine, operators: &[AnyOperator], id: Id, is_limited: bool) {
         let operation = self.program.operation(id);
         let record = &self.records[id as usize];
         let (name, world) = (format!("#{id}"), Arc::clone(self));
@@ -875,16 +916,25 @@ impl World {
             How::Async(finish) => Self::admitted(is_limited, id, untyped)
                 .push_async_any(raddle::cx(), move |cx, done| world.body_async(id, &cx.engine(), finish, done)),
             How::Operator(number) => {
-                let (operator, priority) = (&operators[number], operation.priority);
-                match id % 4 {
-                    2 if is_limited => match operator.if_room() {
-                        Err(PushError::Full) => operator.push_with_priority(priority),
-                        admitted => admitted.and_then(|admitted| admitted.push_with_priority(priority)),
-                    },
-                    3 if is_limited => {
-                        block_on(operator.when_room()).and_then(|admitted| admitted.push_with_priority(priority))
-                    }
-                    _ => operator.push_with_priority(priority),
+                let (variable, priority) = (&self.variables[operation.accesses[0].0], operation.priority);
+                macro_rules! run {
+                    ($operator:expr, $call:ident($($passed:expr),*)) => {
+                        match id % 4 {
+                            2 if is_limited => match $operator.if_room() {
+                                Err(PushError::Full) => $operator.$call($($passed,)* priority),
+                                admitted => admitted.and_then(|admitted| admitted.$call($($passed,)* priority)),
+                            },
+                            3 if is_limited => block_on($operator.when_room())
+                                .and_then(|admitted| admitted.$call($($passed,)* priority)),
+                            _ => $operator.$call($($passed,)* priority),
+                        }
+                    };
+                }
+                match &operators[number] {
+                    AnyOperator::Plain(operator) => run!(operator, push_with_priority()),
+                    AnyOperator::With(operator) => run!(operator, push_with_priority(id)),
+                    AnyOperator::OnVar(operator) => run!(operator, push_on_with_priority(variable, id)),
+                    AnyOperator::OnToken(operator) => run!(operator, push_on_with_priority(variable.token(), id)),
                 }
             }
         };
@@ -893,30 +943,60 @@ impl World {
         pushed.expect("the program should declare variables of the engine without aliases");
     }
 
-    fn operator(self: &Arc<Self>, engine: &Engine, number: usize) -> Operator {
+    fn operator(self: &Arc<Self>, engine: &Engine, number: usize) -> AnyOperator {
         let plan = &self.program.operators[number];
-        let (operation, name, world) = (&plan.like, format!("operator {number}"), Arc::clone(self));
-        let operator = match plan.how {
-            How::Typed => {
-                let reads: Vec<_> =
-                    operation.names(Access::Read).map(|variable| self.variables[variable].read()).collect();
-                let writes: Vec<_> =
-                    operation.names(Access::Write).map(|variable| self.variables[variable].write()).collect();
-                let overwrites: Vec<_> =
-                    operation.names(Access::Overwrite).map(|variable| self.variables[variable].overwrite()).collect();
-                self.describe(engine, name, operation).operator_any((reads, writes, overwrites), move |values| {
-                    world.body_typed(world.next_run(number), values)
+        let chooses = plan.passes == Passes::Variable;
+        let mut own = plan.like.clone();
+        if chooses {
+            own.accesses.remove(0);
+        }
+        let (operation, name, world) = (&own, format!("operator {number}"), Arc::clone(self));
+        let of = |access| operation.names(access).map(|variable| &self.variables[variable]);
+        let typed = || {
+            let (reads, writes) = (of(Access::Read).map(Var::read), of(Access::Write).map(Var::write));
+            let overwrites = of(Access::Overwrite).map(Var::overwrite);
+            (reads.collect::<Vec<_>>(), writes.collect::<Vec<_>>(), overwrites.collect::<Vec<_>>())
+        };
+        let operator = match (plan.how, plan.passes) {
+            (How::Typed, Passes::Nothing) => self
+                .describe(engine, name, operation)
+                .try_operator(typed(), move |values| Ok(world.body_typed(world.next_run(number), values)?))
+                .map(AnyOperator::Plain),
+            (How::Typed, Passes::Argument) => self
+                .describe(engine, name, operation)
+                .try_operator_with(typed(), move |values, id| Ok(world.body_typed(id, values)?))
+                .map(AnyOperator::With),
+            (How::Typed, Passes::Variable) => self
+                .describe(engine, name, operation)
+                .try_operator_on(chosen::write(), typed(), move |first, (reads, mut writes, overwrites), id| {
+                    writes.insert(0, first);
+                    Ok(world.body_typed(id, (reads, writes, overwrites))?)
                 })
-            }
-            How::Async(finish) => self.describe_untyped(engine, name, operation).try_operator(
-                (raddle::cx(), completion()),
-                move |(cx, done)| {
-                    world.body_async(world.next_run(number), &cx.engine(), finish, done).map_err(Into::into)
-                },
-            ),
-            _ => self
+                .map(AnyOperator::OnVar),
+            (How::Async(finish), Passes::Nothing) => self
                 .describe_untyped(engine, name, operation)
-                .operator_sync(move |cx| world.body(world.next_run(number), &cx.engine())),
+                .try_operator((raddle::cx(), completion()), move |(cx, done)| {
+                    Ok(world.body_async(world.next_run(number), &cx.engine(), finish, done)?)
+                })
+                .map(AnyOperator::Plain),
+            (How::Async(finish), _) => self
+                .describe_untyped(engine, name, operation)
+                .try_operator_with((raddle::cx(), completion()), move |(cx, done), id| {
+                    Ok(world.body_async(id, &cx.engine(), finish, done)?)
+                })
+                .map(AnyOperator::With),
+            (_, Passes::Nothing) => self
+                .describe_untyped(engine, name, operation)
+                .operator_sync(move |cx| world.body(world.next_run(number), &cx.engine()))
+                .map(AnyOperator::Plain),
+            (_, Passes::Argument) => self
+                .describe_untyped(engine, name, operation)
+                .try_operator_with(raddle::cx(), move |cx, id| Ok(world.body(id, &cx.engine())?))
+                .map(AnyOperator::With),
+            (_, Passes::Variable) => self
+                .describe_untyped(engine, name, operation)
+                .try_operator_on(chosen::writes(), raddle::cx(), move |(), cx, id| Ok(world.body(id, &cx.engine())?))
+                .map(AnyOperator::OnToken),
         };
         operator.expect("the program should declare variables of the engine without aliases")
     }

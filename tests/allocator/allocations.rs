@@ -13,7 +13,7 @@ use std::{
 };
 
 use raddle::{
-    Device, Engine, EngineKind, Token, Var,
+    Device, Engine, EngineKind, Token, Var, chosen,
     gpu::{DeviceVec, PinnedVec, SimulatedGpu, simulated::Clock},
     trace::Recorder,
 };
@@ -188,6 +188,24 @@ fn operations_in_steady_state_allocate_nothing() {
             engine.op("count").operator(counter.write(), |counter| *counter += 1).expect("the engine should be open");
         assert_allocates_nothing::<MANY>(&format!("{kind}: an operator"), &[counter.token()], |_| {
             operator.push().expect("the engine should be open");
+        });
+        let with = engine.op("with").operator_with(counter.write(), |counter, by: [u64; 10]| *counter += by[9]);
+        let with = with.expect("the engine should be open");
+        assert_allocates_nothing::<MANY>(&format!("{kind}: an operator with an argument"), &[counter.token()], |i| {
+            with.push([i as u64; 10]).expect("the engine should be open");
+        });
+        let on =
+            engine.op("on").operator_on(chosen::write(), (), |var: &mut [u64; 4], (), by: [u64; 9]| var[0] = by[8]);
+        let on = on.expect("the engine should be open");
+        assert_allocates_nothing::<MANY>(&format!("{kind}: an operator on chosen variables"), &all, |i| {
+            on.push_on(&vars[i % 16], [i as u64; 9]).expect("the engine should be open");
+        });
+        let own = engine.op("own").operator_on(chosen::read(), counter.write(), |var: &[u64; 4], counter, by: u64| {
+            *counter = var[1] + by;
+        });
+        let own = own.expect("the engine should be open");
+        assert_allocates_nothing::<MANY>(&format!("{kind}: chosen and own variables"), &[counter.token()], |i| {
+            own.push_on_with_priority(&vars[i % 16], i as u64, i as i32 % 3).expect("the engine should be open");
         });
         assert_allocates_nothing::<SOME>(&format!("{kind}: completions"), &[&tokens[0]], |_| {
             engine

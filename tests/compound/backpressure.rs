@@ -24,7 +24,8 @@ use common::{
     child_succeeds, eventually, hold, lock, occupy, on_kinds, program::fewer, resident_bytes, watched, watched_for,
 };
 use raddle::{
-    Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, Var, completion, cx,
+    Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, Var, chosen,
+    completion, cx,
     error::NoAccess,
     gpu::SimulatedGpu,
     stream,
@@ -837,6 +838,35 @@ fn operators_have_the_same_three_ways_to_push() {
         block_on(tick.when_room()).unwrap().push_with_priority(3).unwrap();
         engine.wait_for_all().unwrap();
         assert_eq!(count.load(SeqCst), 4);
+    });
+}
+
+/// The argument is given away only once there is room.
+#[test]
+fn operators_that_take_arguments_and_variables_have_the_same_three_ways_to_push() {
+    on_limited(&KINDS, 1, 3, |engine| {
+        let (sum, drops) = (engine.var(0), Drops::new());
+        let add = |sum: &mut u64, (by, it): (u64, Droppable)| {
+            it.touch();
+            *sum += by;
+        };
+        let with = engine.op("with").operator_with(sum.write(), add).unwrap();
+        let f = move |sum: &mut u64, (), argument: (u64, Droppable)| add(sum, argument);
+        let on = engine.op("on").operator_on(chosen::write(), (), f).unwrap();
+        let (done, _token) = fill(&engine, 3);
+        assert!(is_full(with.if_room()) && is_full(on.if_room()));
+        assert!(matches!(block_on_within(on.when_room(), MOMENT), Err(NotInTime)));
+        done.complete();
+        engine.wait_for_all().unwrap();
+        with.if_room().unwrap().push((1, drops.make())).unwrap();
+        on.if_room().unwrap().push_on(&sum, (10, drops.make())).unwrap();
+        block_on(with.when_room()).unwrap().submit((100, drops.make())).unwrap().wait().unwrap();
+        block_on(on.when_room()).unwrap().submit_on(&sum, (1_000, drops.make())).unwrap().wait().unwrap();
+        block_on(with.when_room()).unwrap().push_with_priority((10_000, drops.make()), 3).unwrap();
+        block_on(on.when_room()).unwrap().push_on_with_priority(&sum, (100_000, drops.make()), 3).unwrap();
+        engine.wait_for_all().unwrap();
+        assert_eq!(engine.get(&sum).unwrap(), 111_111);
+        drops.assert_all_gone();
     });
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use raddle::{
-    Device, Engine, EngineKind, Var,
+    Device, Engine, EngineKind, Var, chosen,
     gpu::{DeviceVec, GpuStream, PinnedVec, SimulatedGpu, simulated::Clock},
 };
 
@@ -274,6 +274,35 @@ fn a_device_operator_may_be_pushed_again_while_it_is_pending() {
             issued(&gpu, 100, 1);
             gpu.resume();
             assert_eq!(download(&engine, &var, 1), [100], "{kind}");
+        });
+    }
+}
+
+#[test]
+fn a_device_operator_receives_arguments_and_variables() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = SimulatedGpu::default();
+            let engine = engine(kind, &gpu);
+            let vars = [device(&engine, 1), device(&engine, 1)];
+            vars.iter().for_each(|var| upload(&engine, var, vec![0]));
+            engine.wait_for_all().unwrap();
+            gpu.stall();
+            let add = engine.op("add").on(GPU).try_operator_on(
+                chosen::write::<DeviceVec<u64>>(),
+                raddle::stream(),
+                |var, stream, by: u64| {
+                    simulated(stream).launch(Duration::ZERO, var, move |values| values[0] += by)?;
+                    Ok(())
+                },
+            );
+            let add = add.unwrap();
+            (0..100).for_each(|number| add.push_on(&vars[number % 2], number as u64).unwrap());
+            // The operations are pending until the device resumes, and so is the drop of the function.
+            drop(add);
+            issued(&gpu, 100, 2);
+            gpu.resume();
+            assert_eq!(vars.each_ref().map(|var| download(&engine, var, 1)[0]), [2450, 2500], "{kind}");
         });
     }
 }

@@ -24,7 +24,7 @@ use std::{
 
 use common::shapes::*;
 use common::{Gate, KINDS, MOMENT, PATIENCE, SOON, THREADED, engine, eventually, hold, lock, on_kinds, watched};
-use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Var, WaitError, gpu::SimulatedGpu};
+use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Var, WaitError, chosen, gpu::SimulatedGpu};
 
 type Act = Box<dyn FnOnce() + Send>;
 
@@ -325,7 +325,7 @@ fn observer(engine: &Engine) -> Engine {
 /// A function that makes a deletion run program code.
 type Deletes = fn(&Engine, Foreign);
 
-const DELETIONS: [(&str, Deletes); 4] = [
+const DELETIONS: [(&str, Deletes); 5] = [
     ("the function of a deletion", |engine, foreign| {
         engine.delete_variable(engine.token(), move |_| drop(foreign)).unwrap();
     }),
@@ -337,6 +337,11 @@ const DELETIONS: [(&str, Deletes); 4] = [
         let (var, foreign) = (engine.token(), Mutex::new(foreign));
         let f = move |_: &OpContext<'_>| drop(lock(&foreign));
         drop(engine.op("operator").reads([&var]).operator_sync(f).unwrap());
+    }),
+    ("a value captured by an operator whose variables are chosen at each push", |engine, foreign| {
+        let foreign = Mutex::new(foreign);
+        let f = move |(), (), ()| drop(lock(&foreign));
+        drop(engine.op("operator").operator_on(chosen::writes(), (), f).unwrap());
     }),
 ];
 

@@ -1901,9 +1901,9 @@ impl Runner {
             0 => operator.submit(),
             1 => match operator.if_room() {
                 Err(PushError::Full) => operator.submit(),
-                admitted => admitted.and_then(raddle::Admitted::submit),
+                admitted => admitted.and_then(|admitted| admitted.submit()),
             },
-            _ => block_on(operator.when_room()).and_then(raddle::Admitted::submit),
+            _ => block_on(operator.when_room()).and_then(|admitted| admitted.submit()),
         };
         match (pushed, limit) {
             (Err(error), _) => Answer::Refused(error.into()),

@@ -173,6 +173,54 @@ fn the_drop_of_the_captures_of_an_operator_may_panic() {
     });
 }
 
+/// The same for an operator whose function is dropped once nothing is pending.
+#[test]
+fn the_drop_of_the_captures_of_an_operator_that_chooses_its_variables_may_panic() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let capture = PanicsOnDrop("operator");
+        let gate = hold(&engine, value.token());
+        let f = move |value: &mut i32, (), by: i32| {
+            let _ = &capture;
+            *value += by;
+        };
+        let operator = engine.op("operator").operator_on(chosen::write(), (), f).unwrap();
+        operator.push_on(&value, 1).unwrap();
+        drop(operator);
+        gate.open();
+        let error = failure(engine.wait_for_all());
+        assert!(panicked_with(&error, "operator"), "{error}");
+        assert_eq!(engine.get(&value).unwrap(), 1);
+    });
+}
+
+/// A refused push drops its argument, and so does the run of a cancelled or skipped one.
+#[test]
+fn the_drop_of_an_argument_may_panic() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(0);
+        let keep = engine.op("keep").operator_with(value.write(), |_, it: PanicsOnDrop| std::mem::forget(it)).unwrap();
+        let on =
+            engine.op("on").operator_on(chosen::write::<i32>(), (), |_, (), it: PanicsOnDrop| std::mem::forget(it));
+        let on = on.unwrap();
+        let fail = engine.op("fail").operator_with(value.write(), |_, it: PanicsOnDrop| drop(it)).unwrap();
+        keep.push(PanicsOnDrop("unused")).unwrap();
+        fail.push(PanicsOnDrop("argument")).unwrap();
+        assert!(panicked_with(&failure(engine.wait_for_var(&value)), "argument"));
+        keep.push(PanicsOnDrop("skipped")).unwrap();
+        on.push_on(&value, PanicsOnDrop("skipped")).unwrap();
+        let _ = engine.wait_for_all();
+        engine.delete_variable(&value, |_| {}).unwrap();
+        let _ = engine.wait_for_all();
+        for push in [&(|| keep.push(PanicsOnDrop("refused"))) as &dyn Fn() -> _, &|| {
+            on.push_on(&value, PanicsOnDrop("refused"))
+        }] {
+            assert!(catch_unwind(AssertUnwindSafe(push)).is_err());
+        }
+        assert_eq!(engine.op("").submit((), |()| 1).unwrap().wait().unwrap(), 1);
+    });
+}
+
 #[test]
 fn the_clone_of_a_value_may_panic() {
     struct Unclonable;

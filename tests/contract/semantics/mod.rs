@@ -54,6 +54,7 @@ mod engines;
 mod failures;
 mod kinds_of_operation;
 mod lifetime;
+mod passed;
 mod priority;
 mod properties;
 mod push;
