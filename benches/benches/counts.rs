@@ -132,7 +132,7 @@ fn count_passing(engine: &Engine) {
     });
     let (with, on) = (with.expect("an operator"), on.expect("an operator"));
     let pushes: [&dyn Fn(); 2] = [&|| (0..OPERATIONS).for_each(|i| with.push([i; 2]).expect("push")), &|| {
-        (0..OPERATIONS).for_each(|i| on.push_on(&variable, [i; 2]).expect("push"))
+        (0..OPERATIONS).for_each(|i| on.push_on(&variable, [i; 2]).expect("push"));
     }];
     for (name, push) in PASSING.into_iter().zip(pushes) {
         for round in 0..WARM_UP + COUNTED {
