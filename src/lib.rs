@@ -84,6 +84,7 @@ pub use api::{
     accesses::{Accesses, cx, each, stream},
     acquire::Acquire,
     builder::EngineBuilder,
+    cancelled::Cancelled,
     completion::{Completion, completion},
     engine::{Engine, Shutdown},
     future_context::FutureContext,
@@ -210,6 +211,7 @@ pub mod internals {
             oneshot::{Oneshot, Waiter},
             pending::{PendingOps, Ticket, WaitEnd},
             poll_state::PollState,
+            stop_signal::{Listening, Signals, StopListener},
             wakers::WakerKey,
         },
         op::{

@@ -65,9 +65,9 @@ pub enum Shutdown {
     /// Pending operations run and may push more operations. All other pushes are refused.
     Drain,
     /// Operations that have not started fail with [`Cause::Cancelled`](crate::error::Cause::Cancelled), and all pushes
-    /// are refused. Deletions and [clean-ups](crate::OpBuilder::cleanup) still run. The shutdown waits for what has
-    /// started, and does not wake a future that sleeps: cancel such an operation through its
-    /// [handle](crate::OpHandle::cancel), or set a time limit.
+    /// are refused. Deletions and [clean-ups](crate::OpBuilder::cleanup) still run. Operations that are
+    /// [futures](crate::OpBuilder::submit_future) and have started are woken and fail at their next poll. The shutdown
+    /// waits for all others that have started, which it [tells](crate::OpContext::cancelled).
     Cancel,
 }
 

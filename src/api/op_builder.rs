@@ -391,7 +391,12 @@ impl<'e, S> OpBuilder<'e, S> {
     }
 
     /// Cancels the operation if it has not started by `deadline`: when its turn comes, it fails with
-    /// [`Cause::DeadlinePassed`] instead of running. Deadlines do not affect order: an operation with an earlier
+    /// [`Cause::DeadlinePassed`] instead of running. An operation that is a [future](Self::submit_future) fails so even
+    /// after it has started: the deadline wakes it, and its next poll drops it. Other running operations can
+    /// [check for](crate::OpContext::is_cancelled) or [await](crate::OpContext::cancelled) the deadline, which does not
+    /// stop them.
+    ///
+    /// Deadlines do not affect order: an operation with an earlier
     /// deadline does not run first. All runs of an operator share its deadline. A [clean-up](Self::cleanup) ignores the
     /// deadline.
     ///
