@@ -86,7 +86,7 @@ pub use api::{
     builder::EngineBuilder,
     cancelled::Cancelled,
     completion::{Completion, completion},
-    engine::{Engine, Shutdown},
+    engine::{Engine, Shutdown, WeakEngine},
     future_context::FutureContext,
     group::Group,
     guarded::{Guarded, GuardedMut, GuardedRef},

@@ -13,7 +13,7 @@ use crate::{
 /// the engine, plus what the operation needs to push children.
 ///
 /// If [`cx()`](crate::cx) is declared among the accesses, the context is provided along with the guards. It
-/// dereferences to a handle that does not keep the engine open; see [`Engine::downgrade`]. The context may outlive the
+/// dereferences to a handle that does not [keep the engine open](crate::WeakEngine). The context may outlive the
 /// operation.
 ///
 /// ```

@@ -1,8 +1,8 @@
 //! The context passed to a running operation.
 
-use std::{any::Any, fmt, sync::Arc};
+use std::{any::Any, fmt};
 
-use super::{cancelled::Cancelled, engine::Engine, token::Token, var::Var};
+use super::{cancelled::Cancelled, engine::WeakEngine, token::Token, var::Var};
 use crate::{
     context::worker_thread,
     error::push_error::PushError,
@@ -165,11 +165,10 @@ impl<'a> OpContext<'a> {
         Cancelled::new(if is_live { self.frame.stop_signals() } else { Signals::default() })
     }
 
-    /// Returns a handle to the engine. The handle can push and wait but does not keep the engine open; see
-    /// [`Engine::downgrade`].
+    /// Returns a handle to the engine. The handle can push and wait but does not [keep the engine open](WeakEngine).
     ///
     /// Operations pushed through this handle are not lost: when the program drops its last handle, the drop also waits
-    /// for them. A captured clone of an ordinary [`Engine`] handle would instead keep the engine open, so the drop in
+    /// for them. A captured clone of an [`Engine`](crate::Engine) would instead keep the engine open, so the drop in
     /// `main` would not wait.
     ///
     /// ```
@@ -188,8 +187,8 @@ impl<'a> OpContext<'a> {
     /// # }
     /// ```
     #[must_use]
-    pub fn engine(&self) -> Engine {
-        Engine::downgraded(Arc::clone(self.frame.engine()))
+    pub fn engine(&self) -> WeakEngine {
+        WeakEngine::new(self.frame.engine())
     }
 }
 

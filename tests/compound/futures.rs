@@ -22,7 +22,7 @@ use common::{
 };
 use raddle::{
     Acquire, Device, Engine, EngineKind, Group, OpHandle, Property, PushError, ReadGuard, Shutdown, Var, WaitError,
-    WriteGuard, completion, cx,
+    WeakEngine, WriteGuard, completion, cx,
     error::{Cause, Misfit, NoAccess},
     gpu::SimulatedGpu,
 };
@@ -271,7 +271,7 @@ fn a_panic_that_drops_a_guard_fails_what_its_operation_mutates() {
         }));
         engine.wait_for_all().unwrap();
         // A destructor may acquire and drop guards during a panic.
-        struct Acquires(Engine, Var<i32>);
+        struct Acquires(WeakEngine, Var<i32>);
         impl Drop for Acquires {
             fn drop(&mut self) {
                 *block_on(self.0.acquire(self.1.write())).unwrap() += 1;

@@ -14,7 +14,7 @@ use std::{
 
 use common::{Gate, HOSTILE, KINDS, THREADED, eventually, hold, occupy, on_kinds, watched, watched_for};
 use raddle::{
-    Completion, Device, Engine, EngineKind, completion, cx,
+    Completion, Device, Engine, EngineKind, WeakEngine, completion, cx,
     gpu::SimulatedGpu,
     stream,
     trace::{Dump, ObservedOp, Observer, OpState, PendingOp, Recorder, WaitKind},
@@ -100,7 +100,7 @@ fn what_is_pending_and_what_it_waits_for_is_listed() {
 /// The operation is counted before an observer is called, and listed from then on.
 #[test]
 fn an_operation_that_is_being_pushed_is_counted_but_not_listed() {
-    struct Dumping(mpsc::Sender<Dump>, Arc<OnceLock<Engine>>);
+    struct Dumping(mpsc::Sender<Dump>, Arc<OnceLock<WeakEngine>>);
     impl Observer for Dumping {
         fn pushed(&self, op: &ObservedOp<'_>) {
             if op.name == "pushed" {

@@ -17,7 +17,7 @@ use std::{
 
 use common::{Gate, KINDS, MOMENT, PATIENCE, THREADED, eventually, on_kinds, watched, watched_for};
 use raddle::{
-    Device, Engine, EngineKind, IdlePolicy, Property, PushError, Var, WaitError, completion, cx,
+    Device, Engine, EngineKind, IdlePolicy, Property, PushError, Var, WaitError, WeakEngine, completion, cx,
     gpu::{DeviceVec, SimulatedGpu},
     stream,
     trace::{AccessMode, LaneStats, ObservedOp, Observer, Outcome, Place, Recorder, Trace, TracedOp, VarId},
@@ -1745,7 +1745,7 @@ fn limits_and_shutdowns_work_on_a_recorded_engine() {
 
 #[test]
 fn an_observer_can_inspect_the_engine_but_not_push_wait_or_shut_down() {
-    struct Curious(mpsc::Sender<Vec<bool>>, std::sync::OnceLock<Engine>, Recorder);
+    struct Curious(mpsc::Sender<Vec<bool>>, std::sync::OnceLock<WeakEngine>, Recorder);
     impl Observer for Curious {
         fn ended(&self, op: &ObservedOp<'_>, _: Outcome) {
             if op.name != "observed" {

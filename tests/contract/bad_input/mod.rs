@@ -26,7 +26,7 @@ use common::{
 };
 use logger::log_to;
 use raddle::{
-    Completion, Engine, EngineKind, IdlePolicy, OpError, PushError, Shutdown, Token, Var, WaitError,
+    Completion, Engine, EngineKind, IdlePolicy, OpError, PushError, Shutdown, Token, Var, WaitError, WeakEngine,
     error::{BuildError, Cause, NoAccess, ShutdownError},
 };
 
