@@ -124,7 +124,7 @@ const fn flags_of(kind: Kind) -> u16 {
 
 impl Engine {
     /// Returns a builder for an operation with this name. The name appears in errors, dumps and traces and may be
-    /// empty.
+    /// empty. A string literal is not copied; a `String` is moved, and one passed by reference copied.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -465,7 +465,7 @@ impl<'e, S> OpBuilder<'e, S> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// let (source, parts) = (engine.token(), vec![engine.var(1), engine.var(2)]);
-    /// engine.op("scan").reads([&source]).reads(&parts).push((), |()| {})?;
+    /// engine.op("scan").reads(&source).reads(&parts).push((), |()| {})?;
     /// # engine.wait_for_all()?;
     /// # Ok(())
     /// # }
