@@ -1077,6 +1077,25 @@ fn the_environment_sets_a_profile() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn the_environment_sets_a_report() {
+    let folder = Folder::new("report");
+    let path = folder.0.join("report.html");
+    // The second run overwrites the report of the first, whose process is gone.
+    for _ in 0..2 {
+        let variables = [("RADDLE_ENGINE", "Pooled"), ("RADDLE_PROFILE", path.to_str().unwrap())];
+        let (success, text) = common::child("in_a_child_the_engine_is_profiled", &variables);
+        assert!(success, "{text}");
+        let page = std::fs::read_to_string(&path).unwrap();
+        let data = page.lines().find_map(|line| line.strip_prefix("const data = ")).expect("a line has the data");
+        assert_eq!(data_list(data, "names"), ["profiled"]);
+        assert!(data.starts_with("{\"title\":\"observing-"), "{data}");
+        assert!(page.starts_with("<!-- raddle process ") && page.contains("<!DOCTYPE html>"), "{page}");
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
+    }
+}
+
+#[test]
 #[ignore = "run by another test in a separate process"]
 fn in_a_child_profiles_have_losses_or_none() {
     if !common::is_child() {
