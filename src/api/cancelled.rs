@@ -104,14 +104,14 @@ impl Cancelled {
     /// ```
     #[must_use = "`f` is not called once this has been dropped"]
     pub fn call(mut self, f: impl FnOnce() + Send + 'static) -> Self {
-        struct Call<F>(Mutex<Option<F>>);
-        impl<F: FnOnce() + Send> Wake for Call<F> {
+        struct OnCancelled<F>(Mutex<Option<F>>);
+        impl<F: FnOnce() + Send> Wake for OnCancelled<F> {
             fn wake(self: Arc<Self>) {
                 let f = lock(&self.0).take();
                 f.into_iter().for_each(|f| f());
             }
         }
-        let waker = Waker::from(Arc::new(Call(Mutex::new(Some(f)))));
+        let waker = Waker::from(Arc::new(OnCancelled(Mutex::new(Some(f)))));
         if Pin::new(&mut self).poll(&mut Context::from_waker(&waker)).is_ready() {
             waker.wake();
         }

@@ -81,7 +81,7 @@ impl Deadlines {
                     drop(state);
                     let mut passed = passed.into_values();
                     tell(&mut || {
-                        passed.by_ref().filter_map(|listener| listener.upgrade()).for_each(StopListener::stop)
+                        passed.by_ref().filter_map(|listener| listener.upgrade()).for_each(StopListener::stop);
                     });
                     lock(&self.state)
                 }

@@ -866,8 +866,10 @@ fn a_shutdown_cancels_members() {
 
 // ---------------------------------------------------------------------------------------- told by an event ----
 
-/// What may cancel a running member of a group inside a group.
-const CANCELS: [(&str, fn(&Engine, &Group, &Group, &OpHandle<()>)); 4] = [
+/// Cancels a running member of a group inside another group.
+type CancelMember = fn(&Engine, &Group, &Group, &OpHandle<()>);
+
+const CANCELS: [(&str, CancelMember); 4] = [
     ("handle", |_, _, _, handle| _ = handle.cancel()),
     ("group", |_, _, group, _| group.cancel()),
     ("outer group", |_, outer, _, _| outer.cancel_quietly()),
@@ -875,11 +877,7 @@ const CANCELS: [(&str, fn(&Engine, &Group, &Group, &OpHandle<()>)); 4] = [
 ];
 
 /// Runs an operation that passes its `Cancelled` to this thread, cancels it, and then lets it end.
-fn cancelled_by(
-    engine: &Engine,
-    cancel: fn(&Engine, &Group, &Group, &OpHandle<()>),
-    look: impl FnOnce(Cancelled, &dyn Fn()) + Send,
-) {
+fn cancelled_by(engine: &Engine, cancel: CancelMember, look: impl FnOnce(Cancelled, &dyn Fn()) + Send) {
     let outer = engine.group();
     let group = outer.group();
     let (sender, receiver) = mpsc::channel();

@@ -1442,7 +1442,8 @@ fn sleeps(group: &Group, value: &Var<i32>) -> (OpHandle<()>, Signal) {
 
 #[test]
 fn every_cancellation_wakes_a_sleeping_future_which_then_fails() {
-    let cancels: [(&str, fn(&Engine, &Group, &OpHandle<()>)); 6] = [
+    type CancelSleeper = fn(&Engine, &Group, &OpHandle<()>);
+    let cancels: [(&str, CancelSleeper); 6] = [
         ("handle", |_, _, handle| assert!(!handle.cancel(), "the future has started")),
         ("quietly", |_, _, handle| assert!(!handle.cancel_quietly(), "the future has started")),
         ("group", |_, group, _| group.cancel()),
