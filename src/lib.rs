@@ -84,8 +84,9 @@ pub use api::{
     accesses::{Accesses, cx, each, stream},
     acquire::Acquire,
     builder::EngineBuilder,
+    cancelled::Cancelled,
     completion::{Completion, completion},
-    engine::{Engine, Shutdown},
+    engine::{Engine, Shutdown, WeakEngine},
     future_context::FutureContext,
     group::Group,
     guarded::{Guarded, GuardedMut, GuardedRef},
@@ -235,6 +236,7 @@ pub mod internals {
             oneshot::{Oneshot, Waiter},
             pending::{PendingOps, Ticket, WaitEnd},
             poll_state::PollState,
+            stop_signal::{Listening, Signals, StopListener},
             wakers::WakerKey,
         },
         op::{

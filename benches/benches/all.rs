@@ -21,7 +21,7 @@ use raddle_benches::{
     workload::Workload,
 };
 
-const BENCHES: [&str; 7] = ["counts", "micro", "push_run", "task_bench", "latency", "scaling", "gpu"];
+const BENCHES: [&str; 8] = ["counts", "micro", "push_run", "task_bench", "latency", "scaling", "when_not", "gpu"];
 const MARKS: [&str; 2] =
     ["<!-- The table up to the next mark is written by `cargo bench`. -->", "<!-- End of the table. -->"];
 

@@ -6,7 +6,8 @@ use super::{
     future_context::FutureContext,
     guards::{ReadGuard, WriteGuard},
     op_context::OpContext,
-    var::{Read, Write},
+    token::Token,
+    var::{Read, Var, Write},
 };
 use crate::{
     device::stream::GpuStream,
@@ -64,7 +65,7 @@ use crate::{
 /// The trait is sealed: only the types above implement it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not declare what an operation reads and mutates",
-    label = "not a declaration of accesses",
+    label = "not a declaration: of a variable, pass `.read()`, `.write()` or `.overwrite()`",
     note = "declare a variable: `.read()`, `.write()` or `.overwrite()`; declare the operation's context: `raddle::cx()`",
     note = "declare what else the function receives: `raddle::stream()`, `raddle::completion()`",
     note = "a tuple has at most twelve elements: nest tuples beyond twelve",
@@ -82,7 +83,7 @@ impl<A: ScopedAccesses<Captured: 'static>> Accesses for A {}
 /// The trait is sealed, and its items are private to this crate.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not declare what an operation reads and mutates",
-    label = "not a declaration of accesses",
+    label = "not a declaration: of a variable, pass `.read()`, `.write()` or `.overwrite()`",
     note = "declare a variable: `.read()`, `.write()` or `.overwrite()`; declare the operation's context: `raddle::cx()`",
     note = "declare what else the function receives: `raddle::stream()`, `raddle::completion()`",
     note = "a tuple has at most twelve elements: nest tuples beyond twelve",
@@ -495,6 +496,21 @@ impl<A: ScopedAccesses, const N: usize> ScopedAccesses for [A; N] {
 }
 
 impl sealed::Sealed for () {}
+/// Variables are no declarations. With these, the compiler says only that, and nothing about the function beside them.
+macro_rules! not_declared {
+    ($($variable:ty),*) => {
+        $(impl<'a, T> AccessRefs<'a, &'a Self> for $variable {
+            type Refs = &'a mut T;
+        })*
+    };
+}
+
+not_declared!(Var<T>, &Var<T>);
+
+impl<'a> AccessRefs<'a, &'a Self> for &Token {
+    type Refs = ();
+}
+
 impl<'a> AccessRefs<'a, &'a Self> for () {
     type Refs = ();
 }

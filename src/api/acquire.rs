@@ -84,7 +84,11 @@ impl Engine {
         let make = move |share: &Share| unsafe { A::guards(&captured, share) };
         let keeps_open = KeepsOpen::new(self.core());
         let acquiring = acquiring::begin_acquire(self.core(), Location::caller(), &mut entries, make);
-        Acquire { acquiring: acquiring.map(Waiter::new), keeps_open: Some(keeps_open), engine: self.downgrade() }
+        Acquire {
+            acquiring: acquiring.map(Waiter::new),
+            keeps_open: Some(keeps_open),
+            engine: Engine::downgraded(Arc::clone(self.core())),
+        }
     }
 }
 

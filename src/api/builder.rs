@@ -376,7 +376,9 @@ impl EngineBuilder {
 
     /// Writes a trace of all of the engine's activity to the file at `path` while the engine runs. If the file name
     /// ends with `.json`, the file is in Chrome's format; otherwise, as for `trace.pftrace`, it is in the native format
-    /// of [Perfetto](https://ui.perfetto.dev). Perfetto displays both. The last part of the trace is written when the
+    /// of [Perfetto](https://ui.perfetto.dev). Perfetto displays both. If the file name ends with `.html`, the file is a
+    /// [report](crate::trace::Trace::write_report) on the first 200,000 operations, which are kept in memory until the
+    /// engine ends; then the report is written. The last part of the trace is written when the
     /// engine ends, so a program should drop its engine or shut it down before exiting. An
     /// [asynchronous](crate::Engine::shutdown_async) shutdown does not wait for the file; the drop of the last handle
     /// does.

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::Future,
+    ops::Deref,
     panic::Location,
     sync::Arc,
     time::{Duration, Instant},
@@ -65,9 +66,9 @@ pub enum Shutdown {
     /// Pending operations run and may push more operations. All other pushes are refused.
     Drain,
     /// Operations that have not started fail with [`Cause::Cancelled`](crate::error::Cause::Cancelled), and all pushes
-    /// are refused. Deletions and [clean-ups](crate::OpBuilder::cleanup) still run. The shutdown waits for what has
-    /// started, and does not wake a future that sleeps: cancel such an operation through its
-    /// [handle](crate::OpHandle::cancel), or set a time limit.
+    /// are refused. Deletions and [clean-ups](crate::OpBuilder::cleanup) still run. Operations that are
+    /// [futures](crate::OpBuilder::submit_future) and have started are woken and fail at their next poll. The shutdown
+    /// waits for all others that have started, which it [tells](crate::OpContext::cancelled).
     Cancel,
 }
 
@@ -81,7 +82,7 @@ pub enum Shutdown {
 /// holds it back. A push runs operations only in three cases: the engine is [`Naive`](EngineKind::Naive), the pushed
 /// operation is [eager](crate::OpBuilder::eager) and ready, or a limit holds the push back.
 ///
-/// Clones are handles to the same engine. Dropping the last handle, not counting [downgraded](Self::downgrade) ones,
+/// Clones are handles to the same engine. Dropping the last handle, not counting [weak](WeakEngine) ones,
 /// drains the engine: the drop waits for pending operations and ends the threads. Inside an operation of any engine,
 /// and in other code called by an engine, the drop returns immediately and the engine ends in the background. A program
 /// may keep variables after their engine has ended. As long as a handle to the engine exists, [`get`](Self::get) can
@@ -163,33 +164,14 @@ impl Engine {
         }
     }
 
-    /// Returns a handle that can push and wait but does not keep the engine open: when the last handle that keeps it
-    /// open is dropped, the engine drains, and later pushes from outside its operations are refused with
-    /// [`PushError::ShutDown`].
-    ///
-    /// While the engine drains, its operations may still push, and the drain also waits for the operations that they
-    /// push. An operation's function should therefore capture a downgraded handle. An ordinary clone captured by the
-    /// function keeps the engine open until the function is dropped, so dropping `engine` in `main` would not wait.
-    /// Clones of a downgraded handle do not keep the engine open either.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let engine = raddle::Engine::builder().workers(1).build()?;
-    /// let inner = engine.downgrade();
-    /// engine.op("outer").push((), move |()| {
-    ///     inner.op("inner").push((), |()| println!("runs before `main` returns")).expect("operations may push");
-    /// })?;
-    /// drop(engine); // waits for both
-    /// # Ok(())
-    /// # }
-    /// ```
+    /// Returns a handle that can push and wait but does not keep the engine open; see [`WeakEngine`].
     #[must_use]
-    pub fn downgrade(&self) -> Self {
-        Self::downgraded(Arc::clone(self.core()))
+    pub fn downgrade(&self) -> WeakEngine {
+        WeakEngine::new(self.core())
     }
 
     /// Returns a handle to the engine of the innermost operation running on this thread, or `None` outside operations.
-    /// Like a handle returned by [`downgrade`](Self::downgrade), it does not keep the engine open.
+    /// It does not keep the engine open.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -205,8 +187,8 @@ impl Engine {
     /// # }
     /// ```
     #[must_use]
-    pub fn current() -> Option<Self> {
-        frame::current_engine().map(Self::downgraded)
+    pub fn current() -> Option<WeakEngine> {
+        frame::current_engine().map(|core| WeakEngine::new(&core))
     }
 
     /// Returns the kind of the engine.
@@ -968,6 +950,68 @@ impl Engine {
     /// ```
     pub fn notify_shutdown(&self) {
         shutdown::begin(self.core(), true);
+    }
+}
+
+/// A handle that can push and wait but does not keep the engine open, returned by [`Engine::downgrade`],
+/// [`OpContext::engine`] and [`Engine::current`]. It has all methods of [`Engine`], to which it dereferences.
+///
+/// When the last handle that keeps the engine open is dropped, the engine drains, and later pushes from outside its
+/// operations are refused with [`PushError::ShutDown`]. While the engine drains, its operations may still push, and the
+/// drain also waits for the operations that they push. An operation's function should therefore capture a handle of this
+/// type. A clone of an [`Engine`] captured by the function keeps the engine open until the function is dropped, so
+/// dropping `engine` in `main` would not wait.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = raddle::Engine::builder().workers(1).build()?;
+/// let inner = engine.downgrade();
+/// engine.op("outer").push((), move |()| {
+///     inner.op("inner").push((), |()| println!("runs before `main` returns")).expect("operations may push");
+/// })?;
+/// drop(engine); // waits for both
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct WeakEngine(Engine);
+
+impl WeakEngine {
+    pub(super) fn new(core: &Arc<Core>) -> Self {
+        Self(Engine::downgraded(Arc::clone(core)))
+    }
+
+    /// Returns a handle that keeps the engine open, or `None` if the last such handle has been dropped.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let weak = engine.downgrade();
+    /// let kept = weak.upgrade().expect("`engine` exists");
+    /// drop(engine); // returns at once
+    /// kept.op("last").push((), |()| {})?;
+    /// drop(kept);
+    /// assert!(weak.upgrade().is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Engine> {
+        KeepsOpen::again(self.core()).map(|reference| Engine(Reference::KeepsOpen(reference)))
+    }
+}
+
+impl Deref for WeakEngine {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.0
+    }
+}
+
+impl fmt::Debug for WeakEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WeakEngine").field(&self.0).finish()
     }
 }
 

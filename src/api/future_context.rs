@@ -2,14 +2,18 @@
 
 use std::{fmt, ops::Deref, sync::Arc};
 
-use super::{engine::Engine, token::Token, var::Var};
-use crate::{error::push_error::PushError, future::held::Share, group::family::Family};
+use super::{cancelled::Cancelled, engine::Engine, token::Token, var::Var};
+use crate::{
+    error::push_error::PushError,
+    future::held::{HeldRef, Share},
+    group::family::Family,
+};
 
 /// The context of an operation that is a [future](crate::OpBuilder::push_future), or of acquired variables: a handle to
 /// the engine, plus what the operation needs to push children.
 ///
 /// If [`cx()`](crate::cx) is declared among the accesses, the context is provided along with the guards. It
-/// dereferences to a handle that does not keep the engine open; see [`Engine::downgrade`]. The context may outlive the
+/// dereferences to a handle that does not [keep the engine open](crate::WeakEngine). The context may outlive the
 /// operation.
 ///
 /// ```
@@ -31,6 +35,7 @@ use crate::{error::push_error::PushError, future::held::Share, group::family::Fa
 #[derive(Clone)]
 pub struct FutureContext {
     engine: Engine,
+    op: HeldRef,
     family: Option<Arc<Family>>,
 }
 
@@ -52,7 +57,7 @@ impl FutureContext {
     /// Creates the context for the operation of `share`.
     pub(super) fn new(share: &Share) -> Self {
         let engine = Engine::downgraded(Arc::clone(share.core()));
-        Self { engine, family: share.parent_of().and_then(Family::from_kin) }
+        Self { engine, op: HeldRef::new(share), family: share.parent_of().and_then(Family::from_kin) }
     }
 
     pub(super) fn engine(&self) -> &Engine {
@@ -61,6 +66,37 @@ impl FutureContext {
 
     pub(super) fn family(&self) -> Option<&Family> {
         self.family.as_deref()
+    }
+
+    /// Returns a future that resolves when the operation is cancelled, for what works for the operation elsewhere, such
+    /// as a task that it has spawned. The operation's own future need not await it: when the operation is cancelled, the
+    /// engine drops that future. See [`OpContext::cancelled`](crate::OpContext::cancelled).
+    ///
+    /// If the operation has ended, the future never resolves.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::cx;
+    ///
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let request = engine.group();
+    /// let (sender, page) = tokio::sync::oneshot::channel::<String>();
+    /// request.op("fetch").try_push_future(cx(), |cx| async move {
+    ///     let cancelled = cx.cancelled();
+    ///     std::thread::spawn(move || {
+    ///         pollster::block_on(cancelled); // and for the page at the same time
+    ///         drop(sender);
+    ///     });
+    ///     println!("{}", page.await?);
+    ///     Ok(())
+    /// })?;
+    /// request.cancel();
+    /// assert!(request.wait().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cancelled(&self) -> Cancelled {
+        Cancelled::new(self.op.stop_signals())
     }
 
     /// Creates a variable for this operation's children; see [`OpContext::child_var`](crate::OpContext::child_var).

@@ -235,8 +235,12 @@ impl Group {
 
     /// Cancels all operations in the group and its nested groups that have not started, including those pushed later.
     /// Each fails with [`Cause::Cancelled`](crate::error::Cause::Cancelled) when its turn comes, and its function is
-    /// then dropped. Running operations can check for cancellation through
-    /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled). [Clean-ups](OpBuilder::cleanup) still run.
+    /// then dropped. Operations that are [futures](OpBuilder::push_future) and have started are woken; their next poll
+    /// drops them, and they fail. Other running operations can
+    /// [check for](crate::OpContext::is_cancelled) or [await](crate::OpContext::cancelled) the cancellation.
+    /// [Clean-ups](OpBuilder::cleanup) still run.
+    ///
+    /// Wakers of those who await the cancellation run inside this call.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -251,13 +255,13 @@ impl Group {
     /// # }
     /// ```
     pub fn cancel(&self) {
-        self.shared.cancel(Cancel::Loudly);
+        self.cancel_by(Cancel::Loudly);
     }
 
     /// Like [`cancel`](Self::cancel), but the cancelled operations have no effect: their variables do not fail, and
     /// later operations run as if the cancelled ones had never been pushed. The handles of the cancelled operations
-    /// return [`Cause::Cancelled`](crate::error::Cause::Cancelled). If both methods are called, the first call takes
-    /// effect.
+    /// return [`Cause::Cancelled`](crate::error::Cause::Cancelled). Futures that have started fail loudly even so. If
+    /// both methods are called, the first call takes effect.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -272,7 +276,14 @@ impl Group {
     /// # }
     /// ```
     pub fn cancel_quietly(&self) {
-        self.shared.cancel(Cancel::Quietly);
+        self.cancel_by(Cancel::Quietly);
+    }
+
+    fn cancel_by(&self, how: Cancel) {
+        if self.core.live().is_ok() {
+            // Wakers of those that wait for the cancellation run here.
+            wait::on_enough_stack(&self.core, || self.shared.cancel(how));
+        }
     }
 
     /// Returns whether this group or an enclosing group was cancelled, by [`cancel`](Self::cancel) or

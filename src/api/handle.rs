@@ -196,8 +196,9 @@ impl<R> OpHandle<R> {
     /// name them are by default skipped. If nothing else returns the error,
     /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
     ///
-    /// The function of an operation that has started runs to completion, but can check
-    /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) to stop early. If the operation is a
+    /// The function of an operation that has started runs to completion, but can
+    /// [check for](crate::OpContext::is_cancelled) or [await](crate::OpContext::cancelled) the cancellation to stop
+    /// early. If the operation is a
     /// [future](crate::OpBuilder::submit_future) that has started, this call wakes the future; the next poll drops it,
     /// and the operation fails. A [clean-up](crate::OpBuilder::cleanup) cannot be cancelled.
     ///

@@ -3,6 +3,7 @@
 pub(crate) mod accesses;
 pub(crate) mod acquire;
 pub(crate) mod builder;
+pub(crate) mod cancelled;
 pub(crate) mod chosen;
 pub(crate) mod completion;
 pub(crate) mod engine;

@@ -125,7 +125,7 @@ const fn flags_of(kind: Kind) -> u16 {
 
 impl Engine {
     /// Returns a builder for an operation with this name. The name appears in errors, dumps and traces and may be
-    /// empty.
+    /// empty. A string literal is not copied; a `String` is moved, and one passed by reference copied.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -394,7 +394,12 @@ impl<'e, S> OpBuilder<'e, S> {
     }
 
     /// Cancels the operation if it has not started by `deadline`: when its turn comes, it fails with
-    /// [`Cause::DeadlinePassed`] instead of running. Deadlines do not affect order: an operation with an earlier
+    /// [`Cause::DeadlinePassed`] instead of running. An operation that is a [future](Self::submit_future) fails so even
+    /// after it has started: the deadline wakes it, and its next poll drops it. Other running operations can
+    /// [check for](crate::OpContext::is_cancelled) or [await](crate::OpContext::cancelled) the deadline, which does not
+    /// stop them.
+    ///
+    /// Deadlines do not affect order: an operation with an earlier
     /// deadline does not run first. All runs of an operator share its deadline. A [clean-up](Self::cleanup) ignores the
     /// deadline.
     ///
@@ -463,7 +468,7 @@ impl<'e, S> OpBuilder<'e, S> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// let (source, parts) = (engine.token(), vec![engine.var(1), engine.var(2)]);
-    /// engine.op("scan").reads([&source]).reads(&parts).push((), |()| {})?;
+    /// engine.op("scan").reads(&source).reads(&parts).push((), |()| {})?;
     /// # engine.wait_for_all()?;
     /// # Ok(())
     /// # }

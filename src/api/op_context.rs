@@ -1,12 +1,13 @@
 //! The context passed to a running operation.
 
-use std::{any::Any, fmt, sync::Arc};
+use std::{any::Any, fmt};
 
-use super::{engine::Engine, token::Token, var::Var};
+use super::{cancelled::Cancelled, engine::WeakEngine, token::Token, var::Var};
 use crate::{
     context::worker_thread,
     error::push_error::PushError,
     group::family::Family,
+    notify::stop_signal::Signals,
     op::frame::{Call, Frame},
     values::device::Device,
 };
@@ -109,7 +110,7 @@ impl<'a> OpContext<'a> {
     }
 
     /// Returns whether the operation should stop, because it was cancelled through its handle after it had started, its
-    /// group was cancelled, or a shutdown is cancelling operations that have not started. A quiet cancellation counts
+    /// group was cancelled, its deadline has passed, or a shutdown is cancelling operations. A quiet cancellation counts
     /// too. A long-running function may check this periodically and return early, with or without an error. Always
     /// returns `false` in a [clean-up](crate::OpBuilder::cleanup).
     ///
@@ -134,14 +135,40 @@ impl<'a> OpContext<'a> {
     /// ```
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        self.frame.is_stopping() || !self.frame.is_kept() && self.frame.engine().is_cancelling()
+        self.frame.stopped_by().is_some()
     }
 
-    /// Returns a handle to the engine. The handle can push and wait but does not keep the engine open; see
-    /// [`Engine::downgrade`].
+    /// Returns a future that resolves when the operation is cancelled, which is when
+    /// [`is_cancelled`](Self::is_cancelled) becomes `true`. An operation that ends with its
+    /// [completion](crate::completion()) can pass the future to the task that uses the completion. A function that blocks
+    /// can have a function [called](Cancelled::call) instead.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{completion, cx};
+    ///
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (sender, receiver) = std::sync::mpsc::channel();
+    /// let answer = engine.op("answer").submit((cx(), completion()), move |(cx, done)| {
+    ///     sender.send((cx.cancelled(), done)).expect("the other thread receives it");
+    /// })?;
+    /// let (cancelled, done) = receiver.recv()?;
+    /// assert!(!answer.cancel(), "the operation has started");
+    /// pollster::block_on(cancelled);
+    /// done.fail("given up");
+    /// assert!(answer.wait().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cancelled(&self) -> Cancelled {
+        let is_live = self.frame.engine().live().is_ok();
+        Cancelled::new(if is_live { self.frame.stop_signals() } else { Signals::default() })
+    }
+
+    /// Returns a handle to the engine. The handle can push and wait but does not [keep the engine open](WeakEngine).
     ///
     /// Operations pushed through this handle are not lost: when the program drops its last handle, the drop also waits
-    /// for them. A captured clone of an ordinary [`Engine`] handle would instead keep the engine open, so the drop in
+    /// for them. A captured clone of an [`Engine`](crate::Engine) would instead keep the engine open, so the drop in
     /// `main` would not wait.
     ///
     /// ```
@@ -160,8 +187,8 @@ impl<'a> OpContext<'a> {
     /// # }
     /// ```
     #[must_use]
-    pub fn engine(&self) -> Engine {
-        Engine::downgraded(Arc::clone(self.frame.engine()))
+    pub fn engine(&self) -> WeakEngine {
+        WeakEngine::new(self.frame.engine())
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     hash::{Hash, Hasher},
+    iter,
     mem::ManuallyDrop,
     panic::Location,
     ptr::NonNull,
@@ -101,6 +102,17 @@ impl Token {
     pub(crate) fn cell(&self) -> &VarCell {
         // SAFETY: a handle keeps the cell alive.
         unsafe { self.0.as_ref() }
+    }
+}
+
+/// The token alone, so that [`OpBuilder::reads`](crate::OpBuilder::reads) and the like take `&token` as well as
+/// `[&token]`.
+impl<'t> IntoIterator for &'t Token {
+    type Item = &'t Token;
+    type IntoIter = iter::Once<&'t Token>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        iter::once(self)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     hash::{Hash, Hasher},
+    iter,
     marker::PhantomData,
     ptr::NonNull,
 };
@@ -95,6 +96,16 @@ impl<T> Clone for Var<T> {
 impl<T> fmt::Debug for Var<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Var").field("token", &self.token).finish()
+    }
+}
+
+/// The variable alone, as for [`Token`].
+impl<'v, T> IntoIterator for &'v Var<T> {
+    type Item = &'v Var<T>;
+    type IntoIter = iter::Once<&'v Var<T>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        iter::once(self)
     }
 }
 

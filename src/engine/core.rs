@@ -10,6 +10,7 @@
 //! * `phase`: raised by the threads that shut the engine down, and by the only thread of a forked child; read by any
 //!   thread.
 //! * `open_handles`: see [`keeps_open`](super::keeps_open).
+//! * `stop`: under their locks, which a cancelling shutdown takes after it has raised `phase`.
 //! * `placements`: set once, before the engine has a handle.
 //! * The other fields are constant or have protocols of their own.
 
@@ -24,15 +25,21 @@ use crate::{
     context::bounds::Bounds,
     device::gpus::Gpus,
     error::{build::ShutdownError, failures::Failures, op::OpError, push_error::PushError, wait::WaitError},
-    notify::pending::PendingOps,
+    notify::{
+        deadlines::Deadlines,
+        pending::PendingOps,
+        stop_signal::{StopSignal, StopSource},
+    },
     observe::recording::Recording,
-    op::{fault::FaultLock, group_core::GroupCore, task::Task},
+    op::{fault::FaultLock, frame, group_core::GroupCore, task::Task},
     scheduler::activity::Count,
     sync::{
+        Mutex,
         Ordering::Relaxed,
         atomic::{AtomicU8, AtomicU64},
+        lock, thread,
     },
-    system::Placement,
+    system::{Placement, panics},
     threads::{
         shuffler::Shuffler,
         thread_pool::{BoxedWorker, ThreadPool},
@@ -90,6 +97,9 @@ pub(crate) struct Core {
     pub(crate) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
     pub(crate) pending: PendingOps,
+    /// Ask started operations to stop: as many as the count of pending operations has shards.
+    stop: Box<[CachePadded<Mutex<StopSource>>]>,
+    pub(super) deadlines: Arc<Deadlines>,
     /// The number of operations run by threads whose pushes were held back.
     pub(crate) helped: Count,
     /// The failures that the program does not know yet.
@@ -200,6 +210,8 @@ impl Core {
             phase: CachePadded::new(AtomicU8::new(phase)),
             next_id: AtomicU64::new(0),
             pending: PendingOps::new(shards),
+            deadlines: Arc::default(),
+            stop: (0..shards.max(1)).map(|_| CachePadded::default()).collect(),
             helped: Count::default(),
             failures: Arc::default(),
             threads,
@@ -347,6 +359,38 @@ impl Core {
     pub(crate) fn is_cancelling(&self) -> bool {
         // Relaxed: a snapshot.
         self.phase.load(Relaxed) == phase::CANCELLING
+    }
+
+    /// Returns a signal that a shutdown gives when it begins to cancel operations. There are several, so that threads
+    /// whose operations listen do not contend.
+    pub(crate) fn stop_signal(&self) -> Arc<StopSignal> {
+        let source = &self.stop[thread::number() % self.stop.len()];
+        lock(source).signal(|| self.is_cancelling())
+    }
+
+    /// Returns the deadlines of started operations, which a thread watches from the first call on.
+    pub(crate) fn deadlines(self: &Arc<Self>) -> Arc<Deadlines> {
+        if self.deadlines.begin() {
+            let (deadlines, core) = (Arc::clone(&self.deadlines), Arc::downgrade(self));
+            let run = move || {
+                deadlines.run(|tell| match core.upgrade() {
+                    Some(core) => frame::enter_after(&core, tell),
+                    None => tell(),
+                });
+            };
+            if let Err(error) = self.threads.spawn_aside("raddle-deadlines".to_owned(), run) {
+                panics::log!(Error, "raddle: no thread watches the deadlines of started operations: {error}");
+            }
+        }
+        Arc::clone(&self.deadlines)
+    }
+
+    /// Gives the signals of a shutdown that has begun to cancel operations.
+    pub(super) fn give_stop_signals(&self) {
+        for source in &self.stop {
+            let signal = lock(source).made();
+            signal.iter().for_each(|signal| signal.give());
+        }
     }
 
     /// Whether the threads may have ended. If this returns `false` while the caller has an operation counted as

@@ -39,6 +39,13 @@ impl<const WAITS: bool> KeepsOpen<WAITS> {
         Self::sharing(core)
     }
 
+    /// Creates a value if the engine is kept open.
+    pub(crate) fn again(core: &Arc<Core>) -> Option<Self> {
+        // Relaxed: as in `clone`, what has been counted keeps the count above zero.
+        core.open_handles.fetch_update(Relaxed, Relaxed, |count| (count > 0).then(|| count + 1)).ok()?;
+        Some(Self::sharing(core))
+    }
+
     /// Creates a value that has been counted.
     fn sharing(core: &Arc<Core>) -> Self {
         // SAFETY: references to an engine are interchangeable. While the value is counted, either a shared reference

@@ -267,7 +267,7 @@ fn failure_disposition(op: &Op<Task>) -> Disposition {
                 // SAFETY: the operation is ready, so it holds its variables. Either GPU writes to them are
                 // complete, or the caller holds the fault lock.
                 if let Some(failure) = unsafe { cell.fault().failure() } {
-                    return Disposition::Skip(failure);
+                    return Disposition::Skip(op.task().skipped_by(failure));
                 }
             }
         }
@@ -443,7 +443,7 @@ pub(super) fn fail_variables(core: &Core, op: &Op<Task>, failure: &OpError) {
             // SAFETY: the operation holds its variables until the tracker completes it; or the caller is a GPU lane
             // and holds the fault lock, and only other lanes read the failure before the caller's timeline reports
             // the operation complete.
-            let none = unsafe { cell.fault().set_failure(Some(failure.clone())) };
+            let none = unsafe { cell.fault().set_failure(Some(failure.failed().clone())) };
             debug_assert!(none.is_none(), "the variable had not failed");
         }
     }

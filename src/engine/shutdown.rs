@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | open, observed, bounded | all, except those of observers; an engine with a limit holds some back ([`room`]) | draining or cancelling, by [`begin`] |
 //! | draining | those made by the engine's operations, those of children, and the engine's own | cancelling, closed |
-//! | cancelling | the engine's own; operations that have not started fail, except clean-ups | closed |
+//! | cancelling | the engine's own; operations that have not started fail, and those that have are asked to stop, except clean-ups | closed |
 //! | closed | the engine's own; such operations run on the pushing thread | - |
 //!
 //! A shutdown waits until no operation is pending, closes the engine, and waits again, since an operation counted
@@ -40,7 +40,8 @@ use crate::{
     wait::{self, regain::regain_worker},
 };
 
-/// Starts refusing pushes. If `cancel` is `true`, operations that have not started fail, except clean-ups.
+/// Starts refusing pushes. If `cancel` is `true`, operations that have not started fail, and those that have are asked to
+/// stop, except clean-ups.
 pub(crate) fn begin(core: &Arc<Core>, cancel: bool) {
     let phase = if cancel { phase::CANCELLING } else { phase::DRAINING };
     // Relaxed: an operation counted after the wait that follows this call has acquired the phase with the count
@@ -48,6 +49,9 @@ pub(crate) fn begin(core: &Arc<Core>, cancel: bool) {
     core.phase.fetch_max(phase, Relaxed);
     if !core.is_forked() {
         room::end_waits_for_room(core);
+        if cancel {
+            wait::on_enough_stack(core, || core.give_stop_signals());
+        }
     }
 }
 
@@ -152,6 +156,7 @@ pub(crate) fn finish_async(core: &Arc<Core>) -> impl Future<Output = Result<(), 
 fn end(core: &Arc<Core>, deadline: Option<Instant>) {
     // Shuffling ends before the lanes do, since no entry may enter a lane that has ended.
     shuffle::end(core);
+    core.deadlines.end();
     // A stop concurrent with the shutdown may have recalled workers or laid them aside. No threads are started for
     // those workers.
     core.threads.cancel_stop(|| core.gpus.end());

@@ -52,9 +52,10 @@ pub enum Cause {
     LostFuture,
     /// The operation was cancelled before it started, through its [handle](crate::OpHandle::cancel) or
     /// [group](crate::Group::cancel), or by a shutdown with [`Shutdown::Cancel`](crate::Shutdown::Cancel). A future may
-    /// also have been cancelled later, through its handle or group.
+    /// also have been cancelled after its start.
     Cancelled,
-    /// The operation had not started when its [deadline](crate::OpBuilder::deadline) passed.
+    /// The operation had not started when its [deadline](crate::OpBuilder::deadline) passed; or it is a future that had
+    /// not ended by then.
     DeadlinePassed,
     /// The operation's device failed before or during the operation, or the function of a device operation returned a
     /// device error.
@@ -81,14 +82,25 @@ impl fmt::Display for Cause {
             Self::LostCompletion => f.write_str("its completion was dropped unused"),
             Self::LostFuture => f.write_str("nothing can wake its future any more: the last waker was dropped"),
             Self::Cancelled => f.write_str("it was cancelled"),
-            Self::DeadlinePassed => f.write_str("its deadline passed before it started"),
+            Self::DeadlinePassed => f.write_str("its deadline passed"),
             Self::Device(error) => write!(f, "{error}"),
         }
     }
 }
 
 #[derive(Debug)]
-struct Failure {
+enum Failure {
+    Own(OwnFailure),
+    /// An operation was skipped because of another one's own failure.
+    Skipped {
+        name: Name,
+        location: &'static Location<'static>,
+        of: OpError,
+    },
+}
+
+#[derive(Debug)]
+struct OwnFailure {
     name: Name,
     location: &'static Location<'static>,
     /// Taken by `drop` below.
@@ -113,7 +125,7 @@ thread_local! {
 /// The cause and the payload of a failure that was dropped.
 type FailureRemains = (Cause, Option<Payload>);
 
-impl Drop for Failure {
+impl Drop for OwnFailure {
     fn drop(&mut self) {
         // SAFETY: only this drop uses the field, once.
         let cause = unsafe { ManuallyDrop::take(&mut self.cause) };
@@ -174,7 +186,7 @@ impl OpError {
         payload: Option<Payload>,
     ) -> Self {
         static SEQUENCE: AtomicU64 = AtomicU64::new(0);
-        Self(Arc::new(Failure {
+        Self(Arc::new(Failure::Own(OwnFailure {
             name: name.clone(),
             location,
             cause: ManuallyDrop::new(cause),
@@ -183,10 +195,31 @@ impl OpError {
             sequence: SEQUENCE.fetch_add(1, Relaxed),
             known: AtomicBool::new(false),
             added: OnceLock::new(),
-        }))
+        })))
     }
 
-    /// Returns the failed operation's name, or an empty string if it has none.
+    /// Creates the error of an operation that is skipped because of `of`.
+    pub(crate) fn skipped(name: &Name, location: &'static Location<'static>, of: &Self) -> Self {
+        Self(Arc::new(Failure::Skipped { name: name.clone(), location, of: of.failed().clone() }))
+    }
+
+    /// Returns the failure because of which the operation was skipped or, if it was not skipped, this failure.
+    pub(crate) fn failed(&self) -> &Self {
+        match &*self.0 {
+            Failure::Own(_) => self,
+            Failure::Skipped { of, .. } => of,
+        }
+    }
+
+    fn own(&self) -> &OwnFailure {
+        match &*self.0 {
+            Failure::Own(own) => own,
+            Failure::Skipped { of, .. } => of.own(),
+        }
+    }
+
+    /// Returns the failed operation's name, or an empty string if it has none. If the error is that of a
+    /// [skipped](Self::is_skipped) operation, the failed operation is the one because of which it was skipped.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -201,10 +234,10 @@ impl OpError {
     /// ```
     #[must_use]
     pub fn name(&self) -> &str {
-        self.0.name.as_str()
+        self.own().name.as_str()
     }
 
-    /// Returns the source location of the operation's push.
+    /// Returns the source location of the failed operation's push.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -219,10 +252,10 @@ impl OpError {
     /// ```
     #[must_use]
     pub fn location(&self) -> &'static Location<'static> {
-        self.0.location
+        self.own().location
     }
 
-    /// Returns why the operation failed.
+    /// Returns why the failed operation failed.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -237,11 +270,38 @@ impl OpError {
     /// ```
     #[must_use]
     pub fn cause(&self) -> &Cause {
-        &self.0.cause
+        &self.own().cause
+    }
+
+    /// Returns whether this is the error of an operation that was skipped because another one had failed. Handles of
+    /// skipped operations, their groups, and [acquisitions](crate::Engine::acquire) return such errors. The message names
+    /// both operations; the other methods are about the one that failed. The error of an operation that was itself
+    /// cancelled is not such an error, nor is one with which a variable has failed.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::WaitError;
+    ///
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let frame = engine.var(0);
+    /// engine.op("decode").try_push(frame.write(), |_| Err("bad header".into()))?;
+    /// let drawn = engine.op("draw").submit(frame.read(), |_| unreachable!("`draw` is skipped"))?;
+    /// # let _: &raddle::OpHandle<()> = &drawn;
+    /// let Err(WaitError::Failed(error)) = drawn.wait() else { panic!("`draw` is skipped") };
+    /// assert!(error.is_skipped() && error.name() == "decode");
+    /// println!("{error}"); // operation `draw` pushed at … was skipped: operation `decode` pushed at … failed: bad header
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn is_skipped(&self) -> bool {
+        matches!(&*self.0, Failure::Skipped { .. })
     }
 
     /// Returns the root of this failure. If the operation's function returned another operation's failure, for instance
-    /// through `?` after a wait, this is the root of that other failure. Otherwise, it is this failure itself.
+    /// through `?` after a wait, this is the root of that other failure. If the operation was
+    /// [skipped](Self::is_skipped), it is the root of the failure because of which it was skipped. Otherwise, it is this
+    /// failure itself.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -259,9 +319,9 @@ impl OpError {
     /// ```
     #[must_use]
     pub fn root(&self) -> &Self {
-        let mut root = self;
+        let mut root = self.failed();
         while let Some(cause) = root.failure_of_another() {
-            root = cause;
+            root = cause.failed();
         }
         root
     }
@@ -275,7 +335,8 @@ impl OpError {
         }
     }
 
-    /// Returns whether `other` is the same failure, not merely an equal one.
+    /// Returns whether `other` is the same failure, not merely an equal one. Operations skipped because of a failure
+    /// share it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -293,7 +354,7 @@ impl OpError {
     /// ```
     #[must_use]
     pub fn ptr_eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        ptr::eq(self.own(), other.own())
     }
 
     /// Returns whether the operation was cancelled.
@@ -303,7 +364,7 @@ impl OpError {
 
     /// Returns the failure's sequence number. Later failures have higher numbers.
     pub(crate) fn sequence(&self) -> u64 {
-        self.0.sequence
+        self.own().sequence
     }
 
     /// Adds the failure to `failures`, where it stays until it is known. Must be called before the failure can reach
@@ -311,14 +372,14 @@ impl OpError {
     pub(crate) fn record(&self, failures: &Arc<Failures>) {
         // A failure is added only once, although it is shared by the operations skipped because of it. They find it on
         // a variable, where it is stored only after this call, so no thread waits for another here.
-        self.0.added.get_or_init(|| (Arc::downgrade(failures), failures.add(self)));
+        self.own().added.get_or_init(|| (Arc::downgrade(failures), failures.add(self.failed())));
     }
 
     /// Marks the failure as known. Returns whether it was previously unknown. Called under the lock of the `Failures`
     /// to which it was added.
     pub(crate) fn note_known(&self) -> bool {
         // Relaxed: all writers hold the lock, which orders them; for the reader without the lock, see `mark_reported`.
-        !self.0.known.swap(true, Relaxed)
+        !self.own().known.swap(true, Relaxed)
     }
 
     /// Records that the program knows of the failure or ignores it, so that it is not reported again.
@@ -327,13 +388,13 @@ impl OpError {
         // of `Failures`. If this thread takes that lock later, it does so after the other thread, whose write would
         // otherwise follow this read. This thread thus finds the failure neither kept nor counted, even if the other
         // thread still holds the lock now.
-        if self.0.known.load(Relaxed) {
+        if self.own().known.load(Relaxed) {
             return;
         }
         // A summary of several failures is never added to `Failures`.
-        let Some((failures, place)) = self.0.added.get() else { return };
+        let Some((failures, place)) = self.own().added.get() else { return };
         if let Some(failures) = failures.upgrade() {
-            failures.mark_reported(self, *place);
+            failures.mark_reported(self.failed(), *place);
         }
     }
 }
@@ -345,7 +406,10 @@ impl fmt::Debug for OpError {
         let root = self.root();
         let mut fields = f.debug_struct("OpError");
         fields.field("name", &self.name()).field("location", &format_args!("{}", self.location()));
-        if ptr::eq(self, root) { fields.field("cause", self.cause()) } else { fields.field("root", root) }.finish()
+        if let Failure::Skipped { name, location, .. } = &*self.0 {
+            fields.field("skipped", &name.as_str()).field("pushed_at", &format_args!("{location}"));
+        }
+        if self.ptr_eq(root) { fields.field("cause", self.cause()) } else { fields.field("root", root) }.finish()
     }
 }
 
@@ -376,11 +440,18 @@ impl fmt::Display for OpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut error = self;
         loop {
-            let (name, location) = (Plain(error.name()), error.location());
-            if error.name().is_empty() {
-                write!(f, "the operation pushed at {location} failed: ")?;
+            let (name, location, what) = match &*error.0 {
+                Failure::Own(own) => (&own.name, own.location, "failed"),
+                Failure::Skipped { name, location, .. } => (name, *location, "was skipped"),
+            };
+            if name.is_empty() {
+                write!(f, "the operation pushed at {location} {what}: ")?;
             } else {
-                write!(f, "operation `{name}` pushed at {location} failed: ")?;
+                write!(f, "operation `{}` pushed at {location} {what}: ", Plain(name.as_str()))?;
+            }
+            if error.is_skipped() {
+                error = error.failed();
+                continue;
             }
             // Not left to the cause's message, since the chain may be too long for the stack.
             match error.failure_of_another() {

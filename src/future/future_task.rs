@@ -8,9 +8,10 @@
 //!    to wait in the variables' queues.
 //! 3. *Ended*: the future has returned a result or panicked, and has been dropped. The operation ends once its guards
 //!    have been dropped as well.
-//! 4. *Stopped* instead: the operation was cancelled through its handle or with its group. The next poll drops the
-//!    future, and the operation fails. Cancelling through the handle wakes the future for that poll; cancelling the
-//!    group does not.
+//! 4. *Stopped* instead: the operation was cancelled through its handle, with its group, by its deadline, or by a
+//!    shutdown. The next poll
+//!    drops the future, and the operation fails. A future that a poll has left pending [listens](Listening) to these,
+//!    and is woken for that poll.
 //! 5. *Lost* instead: the last waker was dropped between two polls, so nothing can wake the future. The future is
 //!    dropped, on a worker if the engine has any, and the operation fails.
 //!
@@ -30,7 +31,7 @@ use std::{
     future::Future,
     panic::Location,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Weak},
     task::{Context, Poll, Wake, Waker},
 };
 
@@ -38,7 +39,10 @@ use crate::{
     engine::{core::Core, run},
     error::op::{Cause, OpError},
     future::held::Share,
-    notify::poll_state::PollState,
+    notify::{
+        poll_state::PollState,
+        stop_signal::{Listening, Signals, StopListener},
+    },
     op::{
         frame::{self, Call, Frame, Holds},
         job::{Out, without_sink},
@@ -83,7 +87,7 @@ where
     fn poll(self: Pin<&mut Self>, frame: &Frame, cx: &mut Context<'_>) -> Poll<Result<(), Cause>> {
         let (future, out) = self.fields();
         let Some(future) = future.as_pin_mut() else { unreachable!("a future is not polled again") };
-        let polled = if frame.is_stopping() { Poll::Ready(Err(Cause::Cancelled)) } else { future.poll(cx) };
+        let polled = frame.stopped_by().map_or_else(|| future.poll(cx), |cause| Poll::Ready(Err(cause)));
         polled.map_ok(|value| {
             if let Some(out) = out {
                 // SAFETY: (1): the future's share keeps the operation from ending.
@@ -101,6 +105,8 @@ where
 struct StartedFuture {
     future: Pin<Box<dyn Polled>>,
     share: Share,
+    /// Set by the first poll that leaves the future pending.
+    listening: Option<Listening>,
 }
 
 impl StartedFuture {
@@ -110,11 +116,11 @@ impl StartedFuture {
         core: &Arc<Core>,
         f: impl FnOnce(Pin<&mut dyn Polled>, &Frame) -> R,
     ) -> Result<R, panics::Payload> {
-        let Self { future, share } = self;
+        let Self { future, share, .. } = self;
         let run = |frame: &Frame| {
             let f = || f(future.as_mut(), frame);
             let f = || match share.beside() {
-                Some(beside) => frame.claimed_by(beside.claim(), f),
+                Some(beside) => frame.claimed_by(beside, f),
                 None => f(),
             };
             let Some(limits) = share.limits() else { return f() };
@@ -179,10 +185,17 @@ impl FutureTask {
         let polled = self.started.with_mut(|started| {
             // SAFETY: the caller polls, so it is the only user of the field.
             let Some(started) = (unsafe { &mut *started }) else { return None };
-            let polled =
-                started.enter(&self.core, |future, frame| future.poll(frame, &mut Context::from_waker(&waker)));
+            let listens = started.listening.is_some();
+            let polled = started.enter(&self.core, |future, frame| {
+                let polled = future.poll(frame, &mut Context::from_waker(&waker));
+                let must_listen = polled.is_pending() && !listens && !self.core.is_forked();
+                (polled, must_listen.then(|| frame.stop_signals()))
+            });
             Some(match polled {
-                Ok(polled) => polled.map_err(|cause| started.share.op().task().failed_by(cause)),
+                Ok((polled, signals)) => {
+                    signals.into_iter().for_each(|signals| self.listen(started, signals));
+                    polled.map_err(|cause| started.share.op().task().failed_by(cause))
+                }
                 Err(payload) => Poll::Ready(Err(started.share.op().task().failed_by_panic(payload))),
             })
         });
@@ -211,6 +224,17 @@ impl FutureTask {
         }
     }
 
+    /// Lets the signals wake the future. Called by the thread that polls.
+    fn listen(self: &Arc<Self>, started: &mut StartedFuture, signals: Signals) {
+        // The reference is weak, so a future to which only the signals refer is lost.
+        let task: Weak<Self> = Arc::downgrade(self);
+        started.listening = Listening::begin(signals, &(task as Weak<dyn StopListener>));
+        if started.listening.is_none() {
+            let must_queue = self.state.wake();
+            debug_assert!(!must_queue, "this thread polls");
+        }
+    }
+
     /// Pushes an operation that polls the future.
     fn queue(self: &Arc<Self>) {
         let task = Arc::clone(self);
@@ -234,6 +258,12 @@ impl Wake for FutureTask {
         if !self.core.is_forked() && self.state.wake() {
             self.queue();
         }
+    }
+}
+
+impl StopListener for FutureTask {
+    fn stop(self: Arc<Self>) {
+        self.wake_by_ref();
     }
 }
 
@@ -278,15 +308,8 @@ where
         core: Arc::clone(core),
         priority,
         lane: call.op().task().lane,
-        started: UnsafeCell::new(Some(StartedFuture { future, share })),
+        started: UnsafeCell::new(Some(StartedFuture { future, share, listening: None })),
     };
-    let task = Arc::new(task);
-    // SAFETY: (1): the future, which has not been polled, has a share of the right to end the operation.
-    if let Some(beside) = unsafe { call.op().beside() } {
-        // The reference is weak, so a future to which only its handle refers is lost.
-        let to_stop = Arc::downgrade(&task);
-        beside.when_stopping(move || to_stop.upgrade().iter().for_each(Wake::wake_by_ref));
-    }
-    task.run();
+    Arc::new(task).run();
     Ok(())
 }

@@ -17,7 +17,8 @@
 //!
 //! # Who may touch what
 //!
-//! * `right`: read by the owners of shares; taken by the thread that drops the last one.
+//! * `right`: read by the owners of shares; taken by the thread that drops the last one. A [`HeldRef`] reads it only
+//!   through a share that it takes while there are others.
 //! * `ending`: under its lock.
 //! * In a forked child, no thread may touch anything, since the operation belongs to the parent process.
 //!
@@ -30,7 +31,9 @@ use std::{fmt, mem::ManuallyDrop, sync::Arc, thread};
 use crate::{
     engine::{core::Core, keeps_open::KeepsOpen, run_async},
     error::op::{Cause, OpError},
+    notify::stop_signal::Signals,
     op::{
+        frame,
         kin::Kin,
         limits::Limits,
         task::{Beside, Task},
@@ -177,6 +180,35 @@ impl Share {
     /// Records how the operation's future ended, and drops the future's share.
     pub(crate) fn end(self, result: Result<(), OpError>) {
         *lock(&self.held.ending) = Ending::Future(result);
+    }
+}
+
+/// A reference to an operation that does not keep it from ending.
+#[derive(Clone)]
+pub(crate) struct HeldRef(Arc<HeldOp>);
+
+impl HeldRef {
+    pub(crate) fn new(share: &Share) -> Self {
+        Self(Arc::clone(&share.held))
+    }
+
+    /// Returns another share, unless none is left.
+    fn share(&self) -> Option<Share> {
+        // Relaxed: as in `another`, a share that exists is all that is needed: the right was there before this
+        // reference was.
+        self.0.shares.fetch_update(Relaxed, Relaxed, |shares| (shares > 0).then(|| shares + 1)).ok()?;
+        Some(Share { held: Arc::clone(&self.0), panicking: thread::panicking() })
+    }
+
+    /// Returns the signals by which the operation is asked to stop: none if it has ended.
+    pub(crate) fn stop_signals(&self) -> Signals {
+        if self.0.core.is_forked() {
+            return Signals::default();
+        }
+        self.share().map_or_else(Signals::default, |share| {
+            let group = share.limits().and_then(Limits::group);
+            frame::stop_signals(share.core(), share.op(), share.beside(), group.map(|group| &**group))
+        })
     }
 }
 

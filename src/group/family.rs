@@ -475,7 +475,7 @@ impl Family {
             })
         };
         let is_left = |failure: &OpError| failures().any(|left| left.ptr_eq(failure));
-        self.plan.group.first_failure(is_left).or_else(|| failures().next())
+        self.plan.group.first_failure(is_left).map(|first| first.failed().clone()).or_else(|| failures().next())
     }
 
     /// Completes the parent.

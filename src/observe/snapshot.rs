@@ -23,11 +23,12 @@ use crate::{
     op::{
         task::{Task, flag},
         variable::VarCell,
+        variables::DROP,
     },
     scheduler::priority_of,
     trace::{
         OpId,
-        dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind},
+        dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, Role, ThreadWait, WaitKind},
         recorder::RecordedEngine,
     },
     tracker::{Op, Standing, Successors, each_marked},
@@ -155,6 +156,13 @@ fn describe(core: &Core, op: &Op<Task>, has_started: bool, running: &HashMap<OpI
         internal: task.has(flag::INTERNAL),
         accesses: accesses.collect(),
         waits_for: Vec::new(),
+        role: if task.has(flag::INTERNAL) && (op.access_count() == 0 || task.name().as_str() == DROP) {
+            Role::OfEngine
+        } else if task.has(flag::INLINE) && task.has(flag::ASYNC) {
+            Role::Guards
+        } else {
+            Role::OfProgram
+        },
     }
 }
 

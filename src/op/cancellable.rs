@@ -9,6 +9,9 @@
 //!    the queues until its turn comes, and then fails with the same failure or, if it was cancelled quietly, changes
 //!    nothing.
 //!
+//! A canceller that comes after the claim asks the operation to stop: it records this in the [`Claim`] and gives the
+//! operation's [signal](crate::notify::stop_signal), if anything listens to it.
+//!
 //! # Who may touch what
 //!
 //! * The function: the thread that wins the claim. If that is a waiter that comes too late to take the operation from
@@ -31,6 +34,7 @@ use crate::{
     notify::{
         claim::{Cancel, Claim},
         oneshot::Oneshot,
+        stop_signal::{StopSignal, StopSource},
     },
     sync::{
         Mutex,
@@ -57,13 +61,13 @@ pub struct Cancellable<F: ?Sized> {
     f: UnsafeCell<F>,
 }
 
-/// What a [`Cancellable`] has if a failure or a call was needed.
+/// What a [`Cancellable`] has if a failure or a signal was needed.
 #[derive(Default)]
 struct Rare {
     /// The failure with which the operation fails if it is cancelled.
     failure: Option<OpError>,
-    /// Called when the started operation is asked to stop.
-    stop: Option<Box<dyn FnOnce() + Send>>,
+    /// Asks the started operation to stop.
+    stop: StopSource,
 }
 
 /// The place where waiters find a queued operation. It contains only atomics, since a waiter may free it as soon as
@@ -217,10 +221,9 @@ impl<F: ?Sized> Cancellable<F> {
 }
 
 impl Cancellable<dyn Function> {
-    /// Registers `stop` to be called when the started operation is asked to stop. An earlier request does not cause
-    /// `stop` to be called; only [`Claim::is_stopping`] reports it.
-    pub(crate) fn when_stopping(&self, stop: impl FnOnce() + Send + 'static) {
-        lock(&self.rare).get_or_insert_default().stop = Some(Box::new(stop));
+    /// Returns the signal by which the started operation is asked to stop.
+    pub fn stop_signal(&self) -> Arc<StopSignal> {
+        lock(&self.rare).get_or_insert_default().stop.signal(|| self.claim.is_stopping())
     }
 
     /// Cancels the operation if it has neither started nor been cancelled: calls `tell` with the failure and then drops
@@ -228,8 +231,8 @@ impl Cancellable<dyn Function> {
     pub fn cancel(&self, how: Cancel, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         if !self.claim.cancel(how) {
-            let stop = lock(&self.rare).as_mut().and_then(|rare| rare.stop.take());
-            stop.into_iter().for_each(|stop| stop());
+            let signal = lock(&self.rare).as_ref().and_then(|rare| rare.stop.made());
+            signal.iter().for_each(|signal| signal.give());
             return false;
         }
         if how == Cancel::Loudly {

@@ -29,6 +29,7 @@ use std::{
     panic::Location,
     ptr::{self, NonNull},
     sync::Arc,
+    time::Instant,
 };
 
 use crate::{
@@ -37,17 +38,19 @@ use crate::{
         stream::GpuStream,
     },
     engine::core::Core,
-    error::deadlock::Pushed,
+    error::{deadlock::Pushed, op::Cause},
     notify::{
         claim::Claim,
+        stop_signal::Signals,
         waiters::{Inside, Nested, Ops},
     },
     op::{
-        cancellable::WaitersPlace,
+        cancellable::{Cancellable, WaitersPlace},
         group_core::GroupCore,
         kin::Kin,
+        limits::Limits,
         no_wait::{self, Reasons},
-        task::{Task, flag},
+        task::{Beside, Task, flag},
     },
     sync::{
         edge::{removed, step},
@@ -121,9 +124,9 @@ impl Frame {
         unsafe { self.ties.get().as_ref() }.copied().unwrap_or_default()
     }
 
-    /// Calls `f` as code of an operation that can be cancelled through `claim`.
-    pub(crate) fn claimed_by<R>(&self, claim: &Claim, f: impl FnOnce() -> R) -> R {
-        self.tied_by(&Ties { claim: Some(NonNull::from(claim)), ..self.ties() }, f)
+    /// Calls `f` as code of an operation that can be cancelled through its handle, with which it shares `beside`.
+    pub(crate) fn claimed_by<R>(&self, beside: &Beside, f: impl FnOnce() -> R) -> R {
+        self.tied_by(&Ties { beside: Some(NonNull::from(beside)), ..self.ties() }, f)
     }
 
     /// Calls `f` as code of an operation that is in `group` and a child of `family`, where these are given.
@@ -184,30 +187,60 @@ impl Frame {
         self.op().is_some_and(|op| op.task().has(flag::KEPT))
     }
 
-    /// Whether the running operation was asked to stop. Clean-ups are never asked to stop.
-    pub(crate) fn is_stopping(&self) -> bool {
+    /// Returns why the running operation was asked to stop, if it was. Clean-ups are never asked to stop.
+    pub(crate) fn stopped_by(&self) -> Option<Cause> {
         if self.is_kept() {
-            return false;
+            return None;
         }
         let ties = self.ties();
-        ties.claim().is_some_and(Claim::is_stopping) || ties.group().is_some_and(|group| group.cancelled().is_some())
+        if ties.beside().is_some_and(|beside| beside.claim().is_stopping())
+            || ties.group().is_some_and(|group| group.cancelled().is_some())
+            || self.engine().is_cancelling()
+        {
+            return Some(Cause::Cancelled);
+        }
+        let deadline = self.op().and_then(|op| op.task().limits()?.deadline());
+        deadline.is_some_and(|deadline| Instant::now() >= deadline).then_some(Cause::DeadlinePassed)
     }
+
+    /// Returns the signals by which the running operation is asked to stop.
+    pub(crate) fn stop_signals(&self) -> Signals {
+        let ties = self.ties();
+        self.op().map_or_else(Signals::default, |op| stop_signals(self.engine(), op, ties.beside(), ties.group()))
+    }
+}
+
+/// Returns the signals by which `op`, which has not ended, is asked to stop. It shares `beside` with its handle and is in
+/// `group`, where these are given.
+pub(crate) fn stop_signals(
+    core: &Arc<Core>,
+    op: &Op<Task>,
+    beside: Option<&Beside>,
+    group: Option<&GroupCore>,
+) -> Signals {
+    if op.task().has(flag::KEPT) {
+        return Signals::default();
+    }
+    let of_groups = group.into_iter().flat_map(GroupCore::stop_signals);
+    let signals = beside.map(Cancellable::stop_signal).into_iter().chain(of_groups).chain([core.stop_signal()]);
+    let deadline = op.task().limits().and_then(Limits::deadline);
+    Signals { signals: signals.collect(), deadline: deadline.map(|deadline| (core.deadlines(), deadline)) }
 }
 
 /// What can cancel an operation, and the families in which it is a child or parent.
 #[derive(Clone, Copy, Default)]
 struct Ties {
-    claim: Option<NonNull<Claim>>,
+    beside: Option<NonNull<Beside>>,
     group: Option<NonNull<GroupCore>>,
     child_of: Option<NonNull<Arc<dyn Kin>>>,
     parent_of: Option<NonNull<Arc<dyn Kin>>>,
 }
 
 impl Ties {
-    /// Returns the claim on the operation, if the operation has a handle.
-    fn claim(&self) -> Option<&Claim> {
-        // SAFETY: these `Ties` belong to an unfinished call to `claimed_by`, whose caller has borrowed the claim.
-        self.claim.map(|claim| unsafe { claim.as_ref() })
+    /// Returns the state that the operation shares with its handle, if it has one.
+    fn beside(&self) -> Option<&Beside> {
+        // SAFETY: these `Ties` belong to an unfinished call to `claimed_by`, whose caller has borrowed the state.
+        self.beside.map(|beside| unsafe { beside.as_ref() })
     }
 
     /// Returns the operation's group.
@@ -543,7 +576,7 @@ pub(crate) fn running_op() -> Option<Pushed> {
 
 /// Whether an operation with this claim runs on this thread.
 pub(crate) fn runs(claim: &Claim) -> bool {
-    any_frame(|frame| frame.ties().claim == Some(NonNull::from(claim)))
+    any_frame(|frame| frame.ties().beside().is_some_and(|beside| ptr::eq(beside.claim(), claim)))
 }
 
 /// Whether the operation with this place is a child that waits for work on this thread to end.

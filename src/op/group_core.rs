@@ -4,7 +4,8 @@
 //!
 //! Groups form a tree. A group is open until it is cancelled, loudly or quietly; a cancellation is final. Except for
 //! clean-ups, members of a cancelled group and of the groups inside it no longer start: when a member's turn comes, it
-//! fails, or changes nothing if the group was cancelled quietly.
+//! fails, or changes nothing if the group was cancelled quietly. Members that have started are asked to
+//! [stop](crate::notify::stop_signal).
 //!
 //! A member is counted in its group and in those around it from before its push until its epilogue has run, or until
 //! the end of its scope abandons it. The group of a parent's children, for which nothing waits, has no count.
@@ -12,6 +13,7 @@
 //! # Who may touch what
 //!
 //! * `state`: any thread.
+//! * `stop`: under its lock, which whoever cancels the group takes after it has changed `state`.
 //! * `failures`: under their lock. No failure is dropped under the lock, since the drop may run program code.
 //! * `pending`: see [`PendingOps`].
 //!
@@ -23,7 +25,12 @@ use smallvec::SmallVec;
 
 use crate::{
     error::{op::OpError, wait::WaitError},
-    notify::{claim::Cancel, pending::PendingOps, wakers::Wakers},
+    notify::{
+        claim::Cancel,
+        pending::PendingOps,
+        stop_signal::{StopSignal, StopSource},
+        wakers::Wakers,
+    },
     op::limits::Tickets,
     sync::{
         Mutex,
@@ -51,6 +58,8 @@ pub(crate) struct GroupCore {
     count: Option<Box<PendingOps>>,
     /// The number of members pushed to the groups of this tree. Used only in the root group.
     pushed: AtomicU64,
+    /// Asks started members to stop.
+    stop: Mutex<StopSource>,
     /// The failures of members since the last wait, keyed by push number.
     failures: Mutex<BTreeMap<u64, Kept>>,
 }
@@ -82,6 +91,7 @@ impl GroupCore {
             state: AtomicU8::new(OPEN),
             count,
             pushed: AtomicU64::new(0),
+            stop: Mutex::default(),
             failures: Mutex::default(),
         })
     }
@@ -107,13 +117,24 @@ impl GroupCore {
         self.path().any(|group| ptr::eq(group, other))
     }
 
-    /// Cancels the members that have not started, including those pushed later, except clean-ups. Does nothing if the
-    /// group was cancelled before.
+    /// Cancels the members that have not started, including those pushed later, and asks those that have started to
+    /// stop, except clean-ups. Does nothing if the group was cancelled before. May run program code.
     pub(crate) fn cancel(&self, how: Cancel) {
         let state = if how == Cancel::Loudly { CANCELLED } else { PASSED_OVER };
         // Relaxed: a member that starts at the same time may run or be cancelled. If the exchange fails, an earlier
         // call has already cancelled the group.
         let _ = self.state.compare_exchange(OPEN, state, Relaxed, Relaxed);
+        let signal = lock(&self.stop).made();
+        signal.iter().for_each(|signal| signal.give());
+    }
+
+    /// Returns the signals that ask members to stop: those of this group and of the groups around it that may be
+    /// cancelled.
+    pub(crate) fn stop_signals(&self) -> impl Iterator<Item = Arc<StopSignal>> {
+        // Relaxed: `cancel` has changed the state before it takes the lock.
+        let is_cancelled = |group: &Self| group.state.load(Relaxed) != OPEN;
+        let may_be_cancelled = self.path().filter(|group| group.count.is_some());
+        may_be_cancelled.map(move |group| lock(&group.stop).signal(|| is_cancelled(group)))
     }
 
     /// Returns how this group or one around it was cancelled, if one was.

@@ -206,7 +206,7 @@ where
         let value = unsafe { &raw mut (*this).value };
         // SAFETY: the address of a field is not null.
         let out = Out(unsafe { NonNull::new_unchecked(value) });
-        call.frame().claimed_by(shared.beside().claim(), || f(call, out))
+        call.frame().claimed_by(shared.beside(), || f(call, out))
     }
 
     fn discard(&mut self) {

@@ -101,6 +101,11 @@ impl Limits {
         })
     }
 
+    /// Returns the operation's deadline, if it has one.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
     /// Counts the operation in `group`.
     pub(crate) fn join(&mut self, group: &Arc<GroupCore>) {
         (self.counts, self.number) = group.enter();

@@ -367,6 +367,16 @@ impl Task {
         OpError::new(self.name(), self.location, cause, None)
     }
 
+    /// Returns the error of this operation, which is skipped because of `failure`. If nothing but variables receives it,
+    /// it is that failure.
+    #[cold]
+    pub(crate) fn skipped_by(&self, failure: OpError) -> OpError {
+        if self.has(flag::REPORTS) && !self.has(flag::INTERNAL) {
+            return OpError::skipped(self.name(), self.location, &failure);
+        }
+        failure
+    }
+
     /// Returns the error of this operation, whose function panicked.
     #[cold]
     pub(crate) fn failed_by_panic(&self, payload: panics::Payload) -> OpError {

@@ -26,6 +26,9 @@ use crate::{
     tracker::{Mode, OpRef},
 };
 
+/// The name of the internal operations that drop the values of variables without handles.
+pub(crate) const DROP: &str = "drop";
+
 /// Clears the failure of a variable, in push order.
 pub(crate) fn clear_error(
     core: &Arc<Core>,
@@ -125,7 +128,7 @@ pub(crate) fn free_variable(cell: NonNull<VarCell>, location: &'static Location<
     // code runs.
     let inline = if needs_drop { 0 } else { flag::INLINE };
     let flags = inline | flag::NO_SKIP | flag::SILENT;
-    let spec = Spec::internal("drop", i32::MAX, flags).passing_closed();
+    let spec = Spec::internal(DROP, i32::MAX, flags).passing_closed();
     let entry = Entry { cell, mode: Mode::Overwrite, refs: RefKind::None };
     let free = move |_: &Call<'_>, freed: &mut Freed| {
         // SAFETY: `report` frees the cell, after this call.
@@ -160,7 +163,7 @@ pub(crate) unsafe fn empty_variable(
     if !var.needs_drop() {
         return drop(share);
     }
-    let spec = Spec::internal("drop", i32::MAX, flag::NO_SKIP | flag::SILENT).passing_closed();
+    let spec = Spec::internal(DROP, i32::MAX, flag::NO_SKIP | flag::SILENT).passing_closed();
     let entry = Entry { cell, mode: Mode::Overwrite, refs: RefKind::None };
     // The share is dropped in the epilogue, since the end of the family may run program code.
     let empty = |call: &Call<'_>, _: &mut Option<KinShare>| {

@@ -780,6 +780,10 @@ edges! {
         Step CANCELLED_DOES_NOT_START;
         /// `Cancellable::claim_ready`: a waiter claims the operation that it takes.
         Step TAKE_CLAIMS;
+        /// `StopSignal::listen`: a listener that comes after the signal was given learns that it comes too late.
+        Step SIGNAL_STAYS_GIVEN;
+        /// `StopSource::signal`: the signal of what was cancelled before is given.
+        Step LATE_SIGNAL_IS_GIVEN;
     }
 
     /// Steps whose models have whole engines.

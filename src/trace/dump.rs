@@ -1,7 +1,7 @@
 //! Dumps: what is pending in an engine, and why.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
     fmt::{self, Write as _},
     panic::Location,
     time::Duration,
@@ -16,7 +16,9 @@ use crate::values::{Name, device::Device};
 
 /// A list of what is pending in an engine, from [`Engine::dump`](crate::Engine::dump). [`Display`](fmt::Display) prints
 /// it as text: after the number of operations comes a cycle of waits, if there is one, or else the operation that holds
-/// up the most others.
+/// up the most others; then the waiting threads, and then up to a hundred entries of operations. Those that run come
+/// first, and then those that hold up most. Operations whose entries would be equal share one. The last line counts the
+/// engine's own operations that do not run, such as the drops of variables' values.
 #[derive(Clone, Debug, Default)]
 pub struct Dump {
     pub(crate) ops: Vec<PendingOp>,
@@ -123,6 +125,19 @@ pub struct PendingOp {
     /// queue, those that its function waits for, and its children. An operation that only reads a variable is listed for
     /// at most 32 waits behind it.
     pub waits_for: Vec<usize>,
+    /// What the operation does, apart from calling a function of the program.
+    pub(crate) role: Role,
+}
+
+/// What a pending operation does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// What the program has called for: a function, a future, or a call such as a wait.
+    OfProgram,
+    /// It holds its variables for guards, or for a thread that has called [`with`](crate::Engine::with).
+    Guards,
+    /// Something that the engine does of its own accord: it drops a value, polls a future, or calls a waker.
+    OfEngine,
 }
 
 /// A variable that a pending operation declares.
@@ -170,7 +185,24 @@ impl fmt::Display for OpState {
     }
 }
 
+/// What the text of a dump says of an operation's state.
+struct StateText<'o>(&'o PendingOp);
+
+impl fmt::Display for StateText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0.role, self.0.state) {
+            (Role::Guards, OpState::Running) => f.pad("held by guards"),
+            (_, state) => state.fmt(f),
+        }
+    }
+}
+
 impl PendingOp {
+    /// Whether the operation's function has been called.
+    fn has_started(&self) -> bool {
+        !matches!(self.state, OpState::Waiting | OpState::Ready)
+    }
+
     /// Returns the operation's name, or where it was pushed if it has none.
     #[must_use]
     pub fn label(&self) -> String {
@@ -282,11 +314,14 @@ impl Dump {
         let op = &self.ops[head];
         let (label, count) = (op.label(), held.len() - 1);
         let others = if count == 1 { "other" } else { "others" };
-        writeln!(f, "\n`{}` pushed at {} is {} and holds up {count} {others}:", Plain(&label), op.location, op.state)?;
-        // The chain begins with an internal operation, usually a wait by the program, or else with the farthest
-        // operation.
-        let waits = |&&op: &&usize| self.ops[op].internal && op != head;
-        let from = held.iter().find(waits).or(held.last()).copied();
+        let state = StateText(op);
+        writeln!(f, "\n`{}` pushed at {} is {state} and holds up {count} {others}:", Plain(&label), op.location)?;
+        // The chain begins with a call of the program that waits, or else with the farthest operation, of the program's
+        // if there are any.
+        let is_program = |op: usize| self.ops[op].role != Role::OfEngine;
+        let waits = |&&op: &&usize| self.ops[op].internal && is_program(op) && op != head;
+        let farthest = held[1..].iter().rfind(|&&op| is_program(op)).or(held.last());
+        let from = held.iter().find(waits).or(farthest).copied();
         let waits_for = |op: usize| self.ops[op].waits_for.as_slice();
         let chain = from.and_then(|from| nearest(self.ops.len(), &[from], waits_for, |op| op == head));
         self.print_chain(f, &chain.unwrap_or_default())
@@ -391,7 +426,14 @@ impl Dump {
             }
             for &op in wait.waits_for.iter().take(8) {
                 let op = &self.ops[op];
-                write!(f, "\n{:15}waits for `{}` pushed at {}: {}", "", Plain(&op.label()), op.location, op.state)?;
+                write!(
+                    f,
+                    "\n{:15}waits for `{}` pushed at {}: {}",
+                    "",
+                    Plain(&op.label()),
+                    op.location,
+                    StateText(op)
+                )?;
             }
             if wait.waits_for.len() > 8 {
                 write!(f, "\n{:15}and for {} others", "", wait.waits_for.len() - 8)?;
@@ -415,7 +457,124 @@ impl Dump {
             }
             let op = &self.ops[index];
             let waits = if step == 0 { "" } else { "waits for " };
-            writeln!(f, "  {waits}`{}` pushed at {}: {}", Plain(&op.label()), op.location, op.state)?;
+            writeln!(f, "  {waits}`{}` pushed at {}: {}", Plain(&op.label()), op.location, StateText(op))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the operations in the order in which the text lists them, without those that it counts in its last line.
+    fn in_order(&self) -> Vec<usize> {
+        // For each operation, on how many ways others wait for it: this grows along each wait, as does the number of
+        // operations that wait, and is found in one pass. Those on a cycle of waits keep what was found so far.
+        let mut ways = vec![0.0_f64; self.ops.len()];
+        let mut left: Vec<usize> = self.behind().iter().map(Vec::len).collect();
+        let mut known: Vec<usize> = (0..left.len()).filter(|&op| left[op] == 0).collect();
+        while let Some(op) = known.pop() {
+            for &before in &self.ops[op].waits_for {
+                ways[before] += 1.0 + ways[op];
+                left[before] -= 1;
+                if left[before] == 0 {
+                    known.push(before);
+                }
+            }
+        }
+        let listed = |&op: &usize| self.ops[op].role != Role::OfEngine || self.ops[op].has_started();
+        let mut order: Vec<usize> = (0..self.ops.len()).filter(listed).collect();
+        order.sort_by(|&one, &other| {
+            let runs = |op: usize| self.ops[op].has_started();
+            runs(other).cmp(&runs(one)).then(ways[other].total_cmp(&ways[one]))
+        });
+        order
+    }
+
+    /// Returns what the text says of an operation after its name. `awaited` are the variables for which it waits.
+    fn details(&self, op: &PendingOp, awaited: &[&PendingVar]) -> String {
+        let mut text = format!(", lane {}", op.lane);
+        // Writing to a string cannot fail.
+        let mut print = |part: fmt::Arguments<'_>| _ = text.write_fmt(part);
+        op.place.iter().for_each(|place| print(format_args!(", on {place}")));
+        if op.priority != 0 {
+            print(format_args!(", priority {}", op.priority));
+        }
+        if op.asynchronous && op.state == OpState::Running && op.role != Role::Guards {
+            print(format_args!(", its completion, its future or a guard has not ended it yet"));
+        }
+        for access in &op.accesses {
+            let mode = if access.mode.is_write() { "mutates" } else { "reads" };
+            let waits = if access.waits { ", and waits for it" } else { "" };
+            print(format_args!("\n{:15}{mode} `{}`{waits}", "", Plain(&access.variable)));
+            let holds = |variable: &&&PendingVar| access.waits && variable.name == access.variable;
+            let Some(holders) = awaited.iter().find(holds).map(|variable| &variable.held_by) else {
+                continue;
+            };
+            for &holder in holders.iter().take(3) {
+                print(format_args!(", held by `{}`", Plain(&self.ops[holder].label())));
+            }
+            if holders.len() > 3 {
+                print(format_args!(" and {} others", holders.len() - 3));
+            }
+        }
+        for &before in op.waits_for.iter().take(8) {
+            print(format_args!("\n{:15}waits for `{}`", "", Plain(&self.ops[before].label())));
+        }
+        if op.waits_for.len() > 8 {
+            print(format_args!("\n{:15}and for {} others", "", op.waits_for.len() - 8));
+        }
+        text
+    }
+
+    /// Prints the operations, and returns how many of those that it was to list it has left out.
+    fn print_ops(&self, f: &mut fmt::Formatter<'_>) -> Result<usize, fmt::Error> {
+        let order = self.in_order();
+        let considered = &order[..order.len().min(MAX_CONSIDERED)];
+        let mut awaited: HashMap<usize, Vec<&PendingVar>> = considered.iter().map(|&op| (op, Vec::new())).collect();
+        for variable in &self.variables {
+            for waiter in &variable.awaited_by {
+                awaited.get_mut(waiter).into_iter().for_each(|awaited| awaited.push(variable));
+            }
+        }
+        // The operations of each entry, and what distinguishes it from others.
+        let (mut entries, mut known): (Vec<(Vec<&PendingOp>, String)>, _) = (Vec::new(), HashMap::new());
+        for index in considered {
+            let op = &self.ops[*index];
+            let details = self.details(op, &awaited[index]);
+            match known.entry((op.label(), op.location, op.state, details.clone())) {
+                Entry::Occupied(entry) => {
+                    let entry: &usize = entry.get();
+                    entries[*entry].0.push(op);
+                }
+                Entry::Vacant(entry) if entries.len() < MAX_PRINTED => {
+                    entry.insert(entries.len());
+                    entries.push((vec![op], details));
+                }
+                Entry::Vacant(_) => {}
+            }
+        }
+        for (ops, details) in &entries {
+            let op = ops[0];
+            let times = if ops.len() > 1 { format!("{} × ", ops.len()) } else { String::new() };
+            write!(f, "\n{:<14} {times}`{}` pushed at {}", StateText(op), Plain(&op.label()), op.location)?;
+            let ages = || ops.iter().filter_map(|op| op.age);
+            match (ages().min(), ages().max()) {
+                (Some(least), Some(most)) if least != most => write!(f, ", {least:.1?} to {most:.1?} ago")?,
+                (Some(age), _) => write!(f, ", {age:.1?} ago")?,
+                _ => {}
+            }
+            f.write_str(details)?;
+        }
+        Ok(order.len() - entries.iter().map(|(ops, _)| ops.len()).sum::<usize>())
+    }
+
+    /// Prints how many operations of the engine's own are pending that do not run.
+    fn print_own(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut own = BTreeMap::new();
+        for op in self.ops.iter().filter(|op| op.role == Role::OfEngine && !op.has_started()) {
+            *own.entry((op.name.as_str(), op.state.to_string())).or_insert(0) += 1;
+        }
+        let mut before = "\nthe engine's own: ";
+        for ((name, state), count) in own {
+            write!(f, "{before}{count} × `{name}` {state}")?;
+            before = ", ";
         }
         Ok(())
     }
@@ -452,8 +611,12 @@ const MAX_STARTS: usize = 64;
 /// The maximum number of steps printed between the first and the last step of a chain.
 pub(super) const MAX_STEPS: usize = 10;
 
-/// The maximum number of operations printed; the others are only counted.
+/// The maximum number of entries of operations or threads printed; what is left out is only counted.
 const MAX_PRINTED: usize = 100;
+
+/// The maximum number of operations of which it is seen whether their entries are equal. It bounds the time taken to
+/// print a large dump.
+const MAX_CONSIDERED: usize = 10_000;
 
 impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -467,46 +630,9 @@ impl fmt::Display for Dump {
             self.print_head(f)?;
         }
         self.print_waits(f)?;
-        let mut held_by = vec![Vec::new(); self.ops.len().min(MAX_PRINTED)];
-        for variable in &self.variables {
-            for &waiter in variable.awaited_by.iter().filter(|&&waiter| waiter < MAX_PRINTED) {
-                held_by[waiter].push(variable);
-            }
-        }
-        for (index, op) in self.ops.iter().take(MAX_PRINTED).enumerate() {
-            write!(f, "\n{:<14} `{}` pushed at {}", op.state, Plain(&op.label()), op.location)?;
-            op.age.map_or(Ok(()), |age| write!(f, ", {age:.1?} ago"))?;
-            write!(f, ", lane {}", op.lane)?;
-            op.place.iter().try_for_each(|place| write!(f, ", on {place}"))?;
-            if op.priority != 0 {
-                write!(f, ", priority {}", op.priority)?;
-            }
-            if op.asynchronous && op.state == OpState::Running {
-                f.write_str(", its completion, its future or a guard has not ended it yet")?;
-            }
-            for access in &op.accesses {
-                let mode = if access.mode.is_write() { "mutates" } else { "reads" };
-                let waits = if access.waits { ", and waits for it" } else { "" };
-                write!(f, "\n{:15}{mode} `{}`{waits}", "", Plain(&access.variable))?;
-                let holds = |variable: &&&PendingVar| access.waits && variable.name == access.variable;
-                let Some(holders) = held_by[index].iter().find(holds).map(|variable| &variable.held_by) else {
-                    continue;
-                };
-                for &holder in holders.iter().take(3) {
-                    write!(f, ", held by `{}`", Plain(&self.ops[holder].label()))?;
-                }
-                if holders.len() > 3 {
-                    write!(f, " and {} others", holders.len() - 3)?;
-                }
-            }
-            for &before in op.waits_for.iter().take(8) {
-                write!(f, "\n{:15}waits for `{}`", "", Plain(&self.ops[before].label()))?;
-            }
-            if op.waits_for.len() > 8 {
-                write!(f, "\n{:15}and for {} others", "", op.waits_for.len() - 8)?;
-            }
-        }
-        let more = self.ops.len().saturating_sub(MAX_PRINTED) as u64 + self.unlisted;
+        let left_out = self.print_ops(f)?;
+        self.print_own(f)?;
+        let more = left_out as u64 + self.unlisted;
         if more > 0 {
             write!(f, "\n… and {more} more")?;
         }

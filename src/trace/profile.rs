@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use raddle_trace::recording::{Chrome, Exporter, Format, Perfetto};
+use raddle_trace::{
+    Trace,
+    recording::{Chrome, Export, Exporter, Format, Gathered, Perfetto},
+};
 
 use super::{
     profile_file::{ProcessName, ProfileFile},
@@ -25,6 +28,58 @@ use crate::{
 /// a thread can push and run some 40,000 operations in this time without losing events. Not tuned.
 const INTERVAL: Duration = Duration::from_millis(5);
 
+/// What is written, and how.
+enum Output {
+    Trace(Exporter<Box<dyn Format + Send>>),
+    /// A report, written at the end.
+    Report(Gathered),
+}
+
+impl Output {
+    /// Writes the beginning of a file, which names this process.
+    fn begin(path: &Path, file: &mut impl Write) -> io::Result<Self> {
+        let (mark, extension) = (ProcessName::current(), path.extension());
+        let format: Box<dyn Format + Send> = match extension.and_then(|extension| extension.to_str()) {
+            Some("html") => {
+                write!(file, "<!-- {mark} The report is written when the engine ends. -->")?;
+                file.flush()?;
+                return Ok(Self::Report(Gathered::default()));
+            }
+            Some("json") => Box::new(Chrome::default()),
+            _ => Box::new(Perfetto::default()),
+        };
+        let mut exporter = Exporter::begin(format, file)?;
+        exporter.mark(file, &mark.to_string())?;
+        file.flush()?;
+        Ok(Self::Trace(exporter))
+    }
+
+    fn add(&mut self, file: &mut impl Write, export: Export) -> io::Result<()> {
+        match self {
+            Self::Trace(exporter) => exporter.add(file, export),
+            Self::Report(gathered) => {
+                gathered.add(export);
+                Ok(())
+            }
+        }
+    }
+
+    fn end(self, file: &mut impl Write, unfinished: Trace) -> io::Result<()> {
+        match self {
+            Self::Trace(exporter) => exporter.end(file, unfinished),
+            Self::Report(gathered) => {
+                let program = std::env::current_exe().ok();
+                let title = program.as_deref().and_then(Path::file_stem).unwrap_or("profile".as_ref());
+                let left_out = gathered.write(&title.to_string_lossy(), file, &unfinished)?;
+                if left_out > 0 {
+                    panics::log!(Warn, "raddle: {left_out} later operations are missing from the report");
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
 /// A trace that is being written.
 #[derive(Debug)]
 pub(crate) struct Profile {
@@ -37,7 +92,8 @@ pub(crate) struct Profile {
 
 impl Profile {
     /// Starts writing what `recorder` records to the file at `path`, or to one with a [similar name](ProfileFile::open),
-    /// in Chrome's format if the name ends in `.json` and otherwise in Perfetto's. `spawn` starts the thread and sees to
+    /// in Chrome's format if the name ends in `.json`, as a report if it ends in `.html`, and otherwise in Perfetto's
+    /// format. `spawn` starts the thread and sees to
     /// it that the thread is joined.
     pub(crate) fn begin(
         recorder: &Recorder,
@@ -47,18 +103,14 @@ impl Profile {
     ) -> io::Result<Self> {
         let file = ProfileFile::open(path, may_overwrite)?;
         let path = file.path.clone();
-        let format: Box<dyn Format + Send> =
-            if file.is_chrome() { Box::new(Chrome::default()) } else { Box::new(Perfetto::default()) };
         let mut file = BufWriter::new(file);
-        let mut exporter = Exporter::begin(format, &mut file)?;
-        exporter.mark(&mut file, &ProcessName::current().to_string())?;
-        file.flush()?;
+        let output = Output::begin(&path, &mut file)?;
         recorder.begin_export();
         let (sender, receiver) = mpsc::channel();
         let (shared, error) = (recorder.clone(), Arc::new(OnceLock::new()));
         let (path_of_thread, error_of_thread) = (path.clone(), Arc::clone(&error));
         let write = move || {
-            let written = write(&shared, exporter, file, &receiver);
+            let written = write(&shared, output, file, &receiver);
             shared.end_export();
             if let Err(error) = written {
                 let path = path_of_thread.display();
@@ -84,7 +136,7 @@ impl Profile {
 /// Writes the profile until the sender of `stop` is dropped.
 fn write(
     recorder: &Recorder,
-    mut exporter: Exporter<Box<dyn Format + Send>>,
+    mut output: Output,
     mut file: BufWriter<ProfileFile>,
     stop: &mpsc::Receiver<()>,
 ) -> io::Result<()> {
@@ -95,9 +147,9 @@ fn write(
         let export;
         (export, has_more) = recorder.export();
         lost += export.trace.lost();
-        exporter.add(&mut file, export)?;
+        output.add(&mut file, export)?;
         if is_last && !has_more {
-            exporter.end(&mut file, recorder.unfinished())?;
+            output.end(&mut file, recorder.unfinished())?;
             break;
         }
         // Keeps the file up to date, in case the program is killed.

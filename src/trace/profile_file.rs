@@ -51,8 +51,8 @@ impl ProcessName {
 
     /// Returns the process that a profile with these first bytes names. Returns `None` if it is no profile.
     fn found_in(head: &[u8]) -> Option<Self> {
-        // The first bytes of Chrome's format and of Perfetto's.
-        if !head.starts_with(b"[\n") && !head.starts_with(b"\n") {
+        // The first bytes of Chrome's format, of Perfetto's, and of a report.
+        if ![&b"[\n"[..], b"\n", b"<!-- "].iter().any(|first| head.starts_with(first)) {
             return None;
         }
         let text = String::from_utf8_lossy(head);
@@ -118,11 +118,6 @@ impl ProfileFile {
             return Ok(Self { file, path: derived });
         }
         Err(io::ErrorKind::AlreadyExists.into())
-    }
-
-    /// Whether the profile is to be in Chrome's format.
-    pub(super) fn is_chrome(&self) -> bool {
-        self.path.extension().is_some_and(|extension| extension == "json")
     }
 }
 
@@ -247,7 +242,7 @@ mod tests {
     #[test]
     fn a_process_is_found_in_the_head_of_its_profiles() {
         let process = ProcessName { id: 12, started: 345 };
-        for before in ["[\n{\"name\":\"", "\n\x05"] {
+        for before in ["[\n{\"name\":\"", "\n\x05", "<!-- "] {
             let found = |after: &str| ProcessName::found_in(format!("{before}{process}{after}").as_bytes());
             assert_eq!((found(""), found("\"}}")), (Some(process), Some(process)));
         }

@@ -24,8 +24,8 @@ use common::{
     child_succeeds, eventually, hold, lock, occupy, on_kinds, program::fewer, resident_bytes, watched, watched_for,
 };
 use raddle::{
-    Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, Var, chosen,
-    completion, cx,
+    Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, Var, WeakEngine,
+    chosen, completion, cx,
     error::NoAccess,
     gpu::SimulatedGpu,
     stream,
@@ -629,14 +629,14 @@ fn pushes_inside_operations_are_never_held_back() {
 
 #[test]
 fn pushes_in_futures_wakers_and_destructors_are_never_held_back() {
-    struct PushesOnDrop(Engine, Arc<AtomicUsize>);
+    struct PushesOnDrop(WeakEngine, Arc<AtomicUsize>);
     impl Drop for PushesOnDrop {
         fn drop(&mut self) {
             self.0.op("in a drop").push((), |()| {}).unwrap();
             self.1.fetch_add(1, SeqCst);
         }
     }
-    struct PushesOnWake(Engine, Arc<AtomicUsize>);
+    struct PushesOnWake(WeakEngine, Arc<AtomicUsize>);
     impl Wake for PushesOnWake {
         fn wake(self: Arc<Self>) {
             self.0.op("in a waker").push((), |()| {}).unwrap();
@@ -1209,7 +1209,7 @@ fn operations_that_run_in_a_push_do_not_nest() {
     });
 }
 
-struct PushesOnExit(Cell<Option<Engine>>);
+struct PushesOnExit(Cell<Option<WeakEngine>>);
 
 impl Drop for PushesOnExit {
     fn drop(&mut self) {
@@ -1229,7 +1229,7 @@ fn destructors_of_thread_locals_push() {
     on_limited(&KINDS, 1, 2, |engine| {
         let outside = engine.clone();
         let pushes = move || {
-            EXIT.with(|exit| exit.0.set(Some(outside.clone())));
+            EXIT.with(|exit| exit.0.set(Some(outside.downgrade())));
             (0..10).for_each(|_| outside.op("before").push((), |()| {}).unwrap());
         };
         thread::spawn(pushes).join().unwrap();

@@ -9,6 +9,7 @@ use std::{
         atomic::{AtomicUsize, Ordering::Relaxed},
         mpsc,
     },
+    task::Poll,
     thread,
     time::{Duration, Instant},
 };
@@ -18,8 +19,8 @@ use common::{
     lock, occupy, on_kinds, poll_once, watched,
 };
 use raddle::{
-    Device, Engine, EngineKind, OpContext, OpError, OpHandle, Shutdown, WaitError, completion, cx, error::Cause,
-    gpu::SimulatedGpu, stream,
+    Cancelled, Completion, Device, Engine, EngineKind, Group, OpContext, OpError, OpHandle, Shutdown, WaitError,
+    completion, cx, error::Cause, gpu::SimulatedGpu, stream,
 };
 
 fn is_cancelled(error: &OpError) -> bool {
@@ -863,6 +864,202 @@ fn a_shutdown_cancels_members() {
     });
 }
 
+// ---------------------------------------------------------------------------------------- told by an event ----
+
+/// Cancels a running member of a group inside another group.
+type CancelMember = fn(&Engine, &Group, &Group, &OpHandle<()>);
+
+const CANCELS: [(&str, CancelMember); 4] = [
+    ("handle", |_, _, _, handle| _ = handle.cancel()),
+    ("group", |_, _, group, _| group.cancel()),
+    ("outer group", |_, outer, _, _| outer.cancel_quietly()),
+    ("shutdown", |engine, _, _, _| engine.notify_shutdown()),
+];
+
+/// Runs an operation that passes its `Cancelled` to this thread, cancels it, and then lets it end.
+fn cancelled_by(engine: &Engine, cancel: CancelMember, look: impl FnOnce(Cancelled, &dyn Fn()) + Send) {
+    let outer = engine.group();
+    let group = outer.group();
+    let (sender, receiver) = mpsc::channel();
+    let handle = group.op("told").submit((cx(), completion()), move |(cx, done): (&OpContext<'_>, Completion)| {
+        sender.send((cx.cancelled(), done)).unwrap();
+    });
+    let handle = handle.unwrap();
+    let (cancelled, done) = receiver.recv_timeout(PATIENCE).unwrap();
+    look(cancelled, &|| cancel(engine, &outer, &group, &handle));
+    done.complete();
+    outer.wait().unwrap();
+}
+
+#[test]
+fn a_running_operation_is_told_that_it_was_cancelled() {
+    for (what, cancel) in CANCELS {
+        on_kinds(&KINDS, 1, move |engine| {
+            cancelled_by(&engine, cancel, |mut cancelled, cancel| {
+                assert!(poll_once(&mut cancelled).is_pending(), "{what}");
+                thread::scope(|scope| {
+                    let told = scope.spawn(move || block_on(cancelled));
+                    thread::sleep(MOMENT / 10);
+                    assert!(!told.is_finished(), "{what}");
+                    cancel();
+                });
+            });
+        });
+    }
+}
+
+#[test]
+fn an_operation_is_told_although_it_asks_after_the_cancellation() {
+    for (what, cancel) in CANCELS {
+        on_kinds(&THREADED, 1, move |engine| {
+            let outer = engine.group();
+            let group = outer.group();
+            let (begins, goes_on) = (Gate::new(), Gate::new());
+            let (begun, waits) = (begins.clone(), goes_on.clone());
+            let handle = group.op("asks").submit(cx(), move |cx: &OpContext<'_>| {
+                begun.open();
+                waits.pass();
+                block_on(cx.cancelled());
+                let (sender, receiver) = mpsc::channel();
+                let _called = cx.cancelled().call(move || sender.send(()).unwrap());
+                receiver.recv().expect("the function was called");
+            });
+            let handle = handle.unwrap();
+            begins.pass();
+            cancel(&engine, &outer, &group, &handle);
+            goes_on.open();
+            block_on_within(handle, PATIENCE).expect(what).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_running_operation_is_told_that_its_deadline_has_passed() {
+    on_kinds(&KINDS, 1, |engine| {
+        for time in [MOMENT, Duration::ZERO] {
+            let (sender, receiver) = mpsc::channel();
+            let builder = engine.op("late").deadline(Instant::now() + MOMENT);
+            let late = builder.submit((cx(), completion()), move |(cx, done): (&OpContext<'_>, Completion)| {
+                assert!(!cx.is_cancelled());
+                thread::sleep(MOMENT - time);
+                sender.send((cx.cancelled(), done)).unwrap();
+                while !cx.is_cancelled() {
+                    thread::yield_now();
+                }
+            });
+            let (cancelled, done) = receiver.recv_timeout(PATIENCE).unwrap();
+            block_on_within(cancelled, PATIENCE).expect("the operation should be told");
+            done.complete();
+            late.unwrap().wait().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_function_is_called_on_the_thread_that_cancels_unless_its_guard_was_dropped() {
+    for (what, cancel) in CANCELS {
+        on_kinds(&KINDS, 1, move |engine| {
+            cancelled_by(&engine, cancel, |cancelled, cancel| {
+                let (calls, called) = mpsc::channel();
+                let _called = cancelled.call(move || calls.send(thread::current().id()).unwrap());
+                cancel();
+                assert_eq!(called.try_recv().expect(what), thread::current().id(), "{what}");
+                cancel();
+                assert!(called.try_recv().is_err(), "{what}: the function was called twice");
+            });
+            let engine = raddle_testkit::engine(engine.kind(), 1);
+            cancelled_by(&engine, cancel, |cancelled, cancel| {
+                let drops = Drops::new();
+                let captured = drops.make();
+                let call = move || {
+                    let _captured = &captured;
+                    unreachable!("the guard was dropped");
+                };
+                drop(cancelled.call(call));
+                assert_eq!(drops.dropped(), 1, "{what}");
+                cancel();
+            });
+        });
+    }
+}
+
+#[test]
+fn a_function_that_panics_when_it_is_called_does_not_keep_others_from_being_called() {
+    on_kinds(&KINDS, 1, |engine| {
+        let group = engine.group();
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..2 {
+            let sender = sender.clone();
+            let asks = move |(cx, done): (&OpContext<'_>, Completion)| {
+                sender.send((cx.cancelled(), cx.cancelled(), done)).unwrap();
+            };
+            group.op("told").push((cx(), completion()), asks).unwrap();
+        }
+        let called = Arc::new(AtomicUsize::new(0));
+        let guards = receiver.iter().take(2).map(|(first, second, done)| {
+            let called = Arc::clone(&called);
+            let panics = first.call(|| std::panic::resume_unwind(Box::new("on purpose")));
+            (panics, second.call(move || _ = called.fetch_add(1, Relaxed)), done)
+        });
+        let guards: Vec<_> = guards.collect();
+        group.cancel();
+        assert_eq!(called.load(Relaxed), 2);
+        guards.into_iter().for_each(|(.., done)| done.complete());
+        group.wait().unwrap();
+    });
+}
+
+#[test]
+fn clean_ups_are_never_told_and_others_cost_nothing_once_they_have_ended() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (sender, receiver) = mpsc::channel();
+        let group = engine.group();
+        let asks = move |(cx, done): (&OpContext<'_>, Completion)| sender.send((cx.cancelled(), done)).unwrap();
+        group.op("").cleanup().push((cx(), completion()), asks.clone()).unwrap();
+        let (mut of_clean_up, done) = receiver.recv_timeout(PATIENCE).unwrap();
+        group.cancel();
+        assert!(poll_once(&mut of_clean_up).is_pending());
+        done.complete();
+        engine.op("").push((cx(), completion()), asks).unwrap();
+        let (mut ended, done) = receiver.recv_timeout(PATIENCE).unwrap();
+        done.complete();
+        engine.wait_for_all().unwrap();
+        assert!(poll_once(&mut ended).is_pending(), "the end of an operation is no cancellation");
+        engine.shutdown(Shutdown::Cancel, Some(PATIENCE)).unwrap();
+        assert!(poll_once(&mut of_clean_up).is_pending());
+        drop(engine);
+        drop((of_clean_up, ended));
+    });
+}
+
+#[test]
+fn what_works_for_a_future_is_told_that_it_was_cancelled() {
+    for (what, cancel) in CANCELS {
+        on_kinds(&KINDS, 1, move |engine| {
+            let outer = engine.group();
+            let group = outer.group();
+            let (sender, receiver) = mpsc::channel();
+            let handle = group.op("asleep").submit_future(cx(), move |cx| {
+                std::future::poll_fn(move |context| {
+                    sender.send((cx.clone(), context.waker().clone())).unwrap();
+                    Poll::Pending
+                })
+            });
+            let handle = handle.unwrap();
+            let (cx, _waker) = receiver.recv_timeout(PATIENCE).unwrap();
+            let (first, mut second) = (cx.cancelled(), cx.cancelled());
+            assert!(poll_once(&mut second).is_pending(), "{what}");
+            cancel(&engine, &outer, &group, &handle);
+            block_on_within(first, PATIENCE).expect(what);
+            block_on_within(second, PATIENCE).expect(what);
+            handle.wait().unwrap_err();
+            // The operation has ended.
+            assert!(poll_once(&mut cx.cancelled()).is_pending(), "{what}");
+            let _ = outer.wait();
+        });
+    }
+}
+
 // --------------------------------------------------------------------------------------------------- by shutdown ----
 
 /// On a naive engine, the pushing threads run the functions.
@@ -885,7 +1082,7 @@ fn a_running_operation_can_ask_whether_its_engine_cancels() {
             ];
             let (ask, result) = (asks(), mpsc::channel());
             scope.spawn(move || {
-                let asynchronous = move |(cx, done): (&OpContext<'_>, raddle::Completion)| {
+                let asynchronous = move |(cx, done): (&OpContext<'_>, Completion)| {
                     result.0.send(ask(cx)).unwrap();
                     done.complete();
                 };

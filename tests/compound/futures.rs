@@ -13,7 +13,7 @@ use std::{
     },
     task::{Context, Poll, Wake, Waker},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{
@@ -21,8 +21,8 @@ use common::{
     eventually, failure, hold, lock, occupy, on_kinds, poll_once, watched, yield_now,
 };
 use raddle::{
-    Acquire, Device, Engine, EngineKind, Group, Property, PushError, ReadGuard, Shutdown, Var, WaitError, WriteGuard,
-    completion, cx,
+    Acquire, Device, Engine, EngineKind, Group, OpHandle, Property, PushError, ReadGuard, Shutdown, Var, WaitError,
+    WeakEngine, WriteGuard, completion, cx,
     error::{Cause, Misfit, NoAccess},
     gpu::SimulatedGpu,
 };
@@ -271,7 +271,7 @@ fn a_panic_that_drops_a_guard_fails_what_its_operation_mutates() {
         }));
         engine.wait_for_all().unwrap();
         // A destructor may acquire and drop guards during a panic.
-        struct Acquires(Engine, Var<i32>);
+        struct Acquires(WeakEngine, Var<i32>);
         impl Drop for Acquires {
             fn drop(&mut self) {
                 *block_on(self.0.acquire(self.1.write())).unwrap() += 1;
@@ -846,19 +846,19 @@ fn futures_may_push_while_the_engine_drains() {
 }
 
 #[test]
-fn a_cancelling_shutdown_cancels_futures_that_have_not_started() {
+fn a_cancelling_shutdown_cancels_futures_whether_they_have_started_or_not() {
     on_kinds(&THREADED, 1, |engine| {
         let (value, signal, drops) = (engine.var(0), Signal::default(), Drops::new());
-        let (its_signal, captured) = (signal.clone(), drops.make());
+        let (its_signal, captured, its_own) = (signal.clone(), drops.make(), drops.make());
         let started = engine.op("").submit_future(value.write(), |guard| async move {
             its_signal.await;
+            its_own.touch();
             drop(guard);
         });
         let waits = engine.op("").submit_future(value.write(), |_guard| async move { captured.touch() });
         eventually("the first one waits", || signal.is_awaited());
         engine.notify_shutdown();
-        signal.set();
-        started.unwrap().wait().unwrap();
+        assert!(matches!(failure(started.unwrap().wait()).cause(), Cause::Cancelled));
         assert!(matches!(failure(waits.unwrap().wait()).cause(), Cause::Cancelled));
         engine.shutdown(Shutdown::Cancel, Some(PATIENCE)).unwrap();
         drops.assert_all_gone();
@@ -889,7 +889,7 @@ fn the_handle_of_a_future_cancels_it_before_it_starts() {
 #[test]
 fn a_poll_cannot_wait_for_its_own_operation() {
     on_kinds(&KINDS, 1, |engine| {
-        type Place = Arc<Mutex<Option<raddle::OpHandle<()>>>>;
+        type Place = Arc<Mutex<Option<OpHandle<()>>>>;
         let (place, signal) = (Place::default(), Signal::default());
         let (its_place, its_signal) = (Arc::clone(&place), signal.clone());
         let handle = engine.op("").submit_future((), |()| async move {
@@ -1427,30 +1427,120 @@ fn a_future_that_is_cancelled_during_its_first_poll_stops() {
     });
 }
 
-/// Cancelling a group does not wake its futures.
+/// A future in which nothing but a cancellation ends the wait.
+fn sleeps(group: &Group, value: &Var<i32>) -> (OpHandle<()>, Signal) {
+    let signal = Signal::default();
+    let awaited = signal.clone();
+    let asleep = move |value: WriteGuard<i32>| async move {
+        let _value = value;
+        awaited.await;
+    };
+    let handle = group.op("asleep").submit_future(value.write(), asleep).unwrap();
+    eventually("the future sleeps", || signal.is_awaited());
+    (handle, signal)
+}
+
 #[test]
-fn a_started_future_of_a_cancelled_group_stops_when_it_is_woken() {
+fn every_cancellation_wakes_a_sleeping_future_which_then_fails() {
+    type CancelSleeper = fn(&Engine, &Group, &OpHandle<()>);
+    let cancels: [(&str, CancelSleeper); 6] = [
+        ("handle", |_, _, handle| assert!(!handle.cancel(), "the future has started")),
+        ("quietly", |_, _, handle| assert!(!handle.cancel_quietly(), "the future has started")),
+        ("group", |_, group, _| group.cancel()),
+        ("group, quietly", |_, group, _| group.cancel_quietly()),
+        ("shutdown", |engine, _, _| engine.shutdown(Shutdown::Cancel, Some(PATIENCE)).unwrap()),
+        ("notified shutdown", |engine, _, _| engine.notify_shutdown()),
+    ];
+    for (what, cancel) in cancels {
+        on_kinds(&KINDS, 1, move |engine| {
+            let (value, outer) = (engine.var(0), engine.group());
+            let (handle, signal) = sleeps(&outer.group().group(), &value);
+            cancel(&engine, &outer, &handle);
+            assert!(matches!(failure(handle.wait()).cause(), Cause::Cancelled), "{what}");
+            assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::Cancelled), "{what}");
+            // The waker does nothing any more.
+            signal.set();
+            outer.wait().unwrap_err();
+            engine.wait_for_all().unwrap();
+            assert_eq!(value.version(), 0, "{what}");
+        });
+    }
+}
+
+/// The second future has the earlier deadline.
+#[test]
+fn deadlines_wake_sleeping_futures_which_then_fail() {
     on_kinds(&KINDS, 1, |engine| {
-        let (value, signal, group) = (engine.var(0), Signal::default(), engine.group());
-        let awaited = signal.clone();
-        group
-            .op("endless")
-            .push_future(value.write(), move |mut value| async move {
-                awaited.await;
-                *value = 2;
-            })
-            .unwrap();
-        eventually("the future waits", || signal.is_awaited());
-        group.cancel();
-        assert_eq!(group.pending(), 1);
-        signal.set();
-        assert!(matches!(failure(group.wait()).cause(), Cause::Cancelled));
-        assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::Cancelled));
-        let late = group.op("").submit_future((), |()| async {}).unwrap();
-        assert!(matches!(failure(late.wait()).cause(), Cause::Cancelled));
-        let clean_up = group.op("").cleanup().submit_future(cx(), |_| async { 7 }).unwrap();
-        assert_eq!(clean_up.wait().unwrap(), 7, "the clean-up did not run to its end");
-        group.wait().unwrap_err();
+        let now = Instant::now();
+        let times = [MOMENT * 3, MOMENT, MOMENT * 2, PATIENCE * 100];
+        let sleeping = times.map(|time| {
+            let (value, signal) = (engine.var(0), Signal::default());
+            let awaited = signal.clone();
+            let asleep = |_value: WriteGuard<i32>| awaited;
+            let handle = engine.op("asleep").deadline(now + time).submit_future(value.write(), asleep).unwrap();
+            (handle, signal, value)
+        });
+        for ((handle, signal, value), time) in sleeping.into_iter().zip(times) {
+            if time > PATIENCE {
+                eventually("the future sleeps", || signal.is_awaited());
+                signal.set();
+                handle.wait().unwrap();
+                assert_eq!(value.version(), 1);
+                continue;
+            }
+            assert!(matches!(failure(handle.wait()).cause(), Cause::DeadlinePassed));
+            assert!(now.elapsed() >= time, "{:?} {time:?}", now.elapsed());
+            assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::DeadlinePassed));
+        }
         engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn cancelling_a_group_leaves_other_futures_asleep_and_clean_ups_running() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (group, value, kept) = (engine.group(), engine.var(0), engine.var(0));
+        let inner = group.group();
+        let (asleep, signal) = sleeps(&group, &value);
+        let clean = Signal::default();
+        let awaited = clean.clone();
+        let clean_up = inner.op("").cleanup().submit_future(kept.write(), move |mut kept| async move {
+            awaited.await;
+            *kept = 7;
+        });
+        inner.cancel();
+        assert_eq!((asleep.is_done(), clean_up.as_ref().unwrap().is_done()), (false, false));
+        clean.set();
+        clean_up.unwrap().wait().unwrap();
+        signal.set();
+        asleep.wait().unwrap();
+        assert_eq!((engine.get(&kept).unwrap(), value.version()), (7, 1));
+        let late = inner.op("").submit_future((), |()| async {}).unwrap();
+        assert!(matches!(failure(late.wait()).cause(), Cause::Cancelled));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// The futures begin, sleep, wake one another and end while the group is cancelled.
+#[test]
+fn no_future_sleeps_on_if_its_group_is_cancelled_meanwhile() {
+    on_kinds(&THREADED, 2, |engine| {
+        for round in 0..if cfg!(miri) { 3 } else { 200 } {
+            // The signals keep the wakers, without which the futures would be lost.
+            let (group, signals) = (engine.group(), [(); 10].map(|()| Signal::default()));
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    for signal in &signals {
+                        let awaited = signal.clone();
+                        group.op("").push_future((), |()| awaited).unwrap();
+                    }
+                });
+                scope.spawn(|| {
+                    (0..round % 20).for_each(|_| thread::yield_now());
+                    group.cancel();
+                });
+            });
+            assert!(matches!(failure(group.wait_timeout(PATIENCE)).cause(), Cause::Cancelled), "{round}");
+        }
     });
 }

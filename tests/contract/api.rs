@@ -12,7 +12,7 @@ use std::{
 
 use common::{KINDS, MOMENT, child, engine, is_child, on_kinds};
 use raddle::{
-    Completion, Device, Engine, PushError, Var, WaitError, completion, cx,
+    Completion, Device, Engine, PushError, Var, WaitError, WeakEngine, completion, cx,
     error::{Cause, Misfit},
     gpu::SimulatedGpu,
     stream,
@@ -192,7 +192,7 @@ fn a_completion_that_a_panic_drops_leaves_the_operation_to_its_function() {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     /// Holds the function's reference to the value, and waits when dropped, possibly while the function unwinds.
-    struct WaitOnDrop<'a>(&'a mut Vec<u8>, Engine, Var<u8>, mpsc::Sender<usize>);
+    struct WaitOnDrop<'a>(&'a mut Vec<u8>, WeakEngine, Var<u8>, mpsc::Sender<usize>);
     impl Drop for WaitOnDrop<'_> {
         fn drop(&mut self) {
             let _ = self.1.wait_for_var(&self.2);

@@ -14,7 +14,7 @@ use std::{
 
 use common::{Gate, HOSTILE, KINDS, THREADED, eventually, hold, occupy, on_kinds, watched, watched_for};
 use raddle::{
-    Completion, Device, Engine, EngineKind, completion, cx,
+    Completion, Device, Engine, EngineKind, WeakEngine, completion, cx,
     gpu::SimulatedGpu,
     stream,
     trace::{Dump, ObservedOp, Observer, OpState, PendingOp, Recorder, WaitKind},
@@ -100,7 +100,7 @@ fn what_is_pending_and_what_it_waits_for_is_listed() {
 /// The operation is counted before an observer is called, and listed from then on.
 #[test]
 fn an_operation_that_is_being_pushed_is_counted_but_not_listed() {
-    struct Dumping(mpsc::Sender<Dump>, Arc<OnceLock<Engine>>);
+    struct Dumping(mpsc::Sender<Dump>, Arc<OnceLock<WeakEngine>>);
     impl Observer for Dumping {
         fn pushed(&self, op: &ObservedOp<'_>) {
             if op.name == "pushed" {
@@ -177,14 +177,99 @@ fn a_wait_for_all_in_an_operation_of_another_engine_lists_what_it_waits_for() {
 fn the_text_of_a_dump_has_a_hundred_operations_and_counts_the_others() {
     on_kinds(&THREADED, 1, |engine| {
         let busy = occupy(&engine, 1);
-        for (pushed, more) in [(99, None), (1, Some("… and 1 more")), (2, Some("… and 3 more"))] {
-            (0..pushed).for_each(|_| engine.op("ready").push((), |()| {}).unwrap());
+        for (pushed, more) in [(0..99, None), (99..100, Some("… and 1 more")), (100..102, Some("… and 3 more"))] {
+            pushed.for_each(|number| engine.op(format!("ready {number}")).push((), |()| {}).unwrap());
             let text = engine.dump().to_string();
             assert_eq!(text.lines().filter(|line| line.contains("` pushed at ")).count(), 100, "{text}");
             assert_eq!(text.lines().find(|line| line.starts_with('…')), more, "{text}");
             assert!(!text.contains("holds up"), "{text}");
         }
         busy.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// Returns the entries of operations in the text of a dump, and its last line.
+fn entries_of(text: &str) -> (Vec<&str>, &str) {
+    let last = text.split("\n\n").last().unwrap();
+    (last.lines().filter(|line| line.contains("` pushed at ")).collect(), last.lines().last().unwrap())
+}
+
+/// More than half of what is pending are drops, and what runs was pushed last.
+#[test]
+fn the_text_of_a_dump_begins_with_what_runs_and_counts_drops_in_its_last_line() {
+    on_kinds(&THREADED, 2, |engine| {
+        let x = engine.var(vec![1]);
+        let gate = hold(&engine, x.as_ref());
+        for number in 0..150 {
+            let own = engine.var(vec![number]).named("own");
+            engine.op(format!("small {number}")).push((x.read(), own.write()), |_| {}).unwrap();
+        }
+        let y = engine.var(0);
+        engine.op("big").push((x.read(), y.write()), |_| {}).unwrap();
+        (0..20).for_each(|_| engine.op("behind big").push(y.write(), |_| {}).unwrap());
+        let z = engine.token();
+        let last = hold(&engine, &z);
+        let dump = dump_when(&engine, "the last operation runs", |dump| {
+            dump.ops().iter().filter(|op| op.state == OpState::Running).count() == 2
+        });
+        let text = dump.to_string();
+        gate.open();
+        last.open();
+        engine.wait_for_all().unwrap();
+        let (entries, end) = entries_of(&text);
+        assert!(entries[..2].iter().all(|line| line.starts_with(&format!("{:<14} `hold` ", "running"))), "{text}");
+        assert!(entries[2].starts_with(&format!("{:<14} `big` ", "waiting")), "{text}");
+        assert!(text.contains("the engine's own: 150 × `drop` waiting\n"), "{text}");
+        assert!(!text.contains("`drop` pushed at"), "{text}");
+        // Of 173 operations without the drops, 100 entries are listed, one of which stands for 19 operations.
+        assert_eq!((entries.len(), end), (100, "… and 55 more"), "{text}");
+        let merged = entries.iter().filter(|line| line.contains(" × `")).collect::<Vec<_>>();
+        assert_eq!(merged.len(), 1, "{text}");
+        assert!(merged[0].starts_with(&format!("{:<14} 19 × `behind big` pushed at ", "waiting")), "{text}");
+    });
+}
+
+#[test]
+fn equal_entries_of_a_dump_are_merged_with_the_range_of_their_ages() {
+    for kind in THREADED {
+        watched(move || {
+            let recorder = Recorder::new();
+            let engine = Engine::builder().kind(kind).workers(1).recorder(&recorder).build().unwrap();
+            let (x, y) = (engine.token().named("x"), engine.token().named("y"));
+            let gates = [hold(&engine, &x), hold(&engine, &y)];
+            for token in [&x, &y, &x] {
+                engine.op("use").reads([token]).push((), |()| {}).unwrap();
+                thread::sleep(Duration::from_millis(2));
+            }
+            let text = engine.dump().to_string();
+            gates.iter().for_each(Gate::open);
+            engine.wait_for_all().unwrap();
+            let (entries, _) = entries_of(&text);
+            let [_, _, one, other] = entries[..] else { panic!("{text}") };
+            let (merged, single) = if one.contains(" × ") { (one, other) } else { (other, one) };
+            assert!(
+                merged.contains(" 2 × `use` ") && merged.contains(" to ") && merged.contains(" ago, lane"),
+                "{text}"
+            );
+            assert!(single.contains(" `use` ") && !single.contains(" to "), "{text}");
+        });
+    }
+}
+
+#[test]
+fn what_guards_hold_is_called_so() {
+    on_kinds(&KINDS, 1, |engine| {
+        let x = engine.var(0).named("x");
+        let guard = common::block_on(engine.acquire(x.write())).unwrap();
+        engine.op("behind").push(x.write(), |_| {}).unwrap();
+        let text = engine.dump().to_string();
+        let head = text.lines().nth(2).unwrap();
+        assert!(head.starts_with("`acquire` pushed at ") && head.contains(" is held by guards and holds up 1 other:"));
+        let (entries, _) = entries_of(&text);
+        assert!(entries[0].starts_with("held by guards `acquire` pushed at "), "{text}");
+        assert!(!text.contains("has not ended it yet"), "{text}");
+        drop(guard);
         engine.wait_for_all().unwrap();
     });
 }
@@ -356,7 +441,7 @@ fn a_dump_of_many_operations_is_fast() {
             "{text}"
         );
         assert!(
-            text.contains("more, the last of which") && text.contains(&format!("and {} more", 2 * MANY - 98)),
+            text.contains("more, the last of which") && text.contains(&format!("and {} more", 2 * MANY + 2 - 10_000)),
             "{text}"
         );
         assert_eq!(dump.chain(index(&dump, "last")).unwrap().last(), Some(&index(&dump, "hold")));

@@ -181,6 +181,14 @@ def check_tables(dom, path):
                 shown = " to ".join(str(level).replace("-", "−") for level in sorted({min(levels), max(levels)}))
                 assert row["priority"] == shown, (row, levels)
     listed = {row["operation"] for row in names}
+    slowest = rows(dom, "slowest")
+    assert {row["operation"] for row in slowest} == ended, (names, slowest)
+    for row in slowest:
+        parts = ("waited for operations", "waited for a worker", "ran")
+        # Each number is rounded to three digits.
+        assert abs(sum(seconds(row[part]) for part in parts) - seconds(row["latency"])) <= 0.01 * seconds(row["latency"]), row
+        behind = row.get("of this, behind priorities")
+        assert behind is None or seconds(behind) <= 1.01 * seconds(row["waited for a worker"]), row
     assert stages[-1]["operation"] == "whole latency" and path_rows[-1]["operation"] == "whole path", (stages, path_rows)
     if "other names took less" not in visible(dom):
         assert {row["operation"] for row in stages[:-1]} <= listed | {"other waits"}, (stages, listed)
@@ -269,7 +277,11 @@ def example(is_paced):
                 last = ended
     data = {"title": "example", "end": last, "lost": 0, "names": names, "tracks": ["cpu 0", "cpu 1"], "busy": busy,
             "priorities": [1, 3, 4, -1, -1] if is_paced else [0] * 5, "sites": [[f"{name}.rs:7"] for name in names],
-            "result": 4, "results": 2, "tied": 1, "undrawn": 0, "ops": ops, "before": 0, "critical": critical}
+            "result": 4, "results": 2, "tied": 1, "undrawn": 0, "ops": ops, "before": 0, "critical": critical,
+            # How many, latency, waits for operations, behind priorities and for a worker, time of running, and for what.
+            "slowest": [[1, 6 * ms, 0, 0, 4 * ms, 2 * ms, None], [1, 10 * ms, 6 * ms, 0, 0, 4 * ms, 0],
+                        [1, 12 * ms, 10 * ms, 0, 0, 2 * ms, 1], [1, 19 * ms, 10 * ms, 2 * ms * is_paced, 2 * ms * (not is_paced), 7 * ms, 1],
+                        [1, 20 * ms, 19 * ms, 0, 0, ms, 3]]}
     return data, {"camera": {}, "luma": {"camera": 2}, "corners": {"luma": 2}, "detail": {"luma": 6},
                   "statistics": {"luma": 2, "detail": 6}}
 
@@ -306,6 +318,14 @@ def check_example(dom, is_paced, after):
     behind = "operations that ran already or had a higher or equal priority" if is_paced else "other operations"
     assert "detail takes the most" in head and f"behind {behind}," in head and "not the highest" not in head, head
     assert ("faster operations would not make the run shorter" in head) == is_paced, head
+    slowest = plain(element(dom, "headline-slowest", "p"))
+    assert slowest == "The slowest of them takes 20.0 ms: 19.0 ms waiting for operations, mostly detail.", slowest
+    # What helps comes first.
+    assert ("headline-paced" in dom.split("<script>")[0]) == is_paced
+    assert (dom.index('id="headline-latency"') < dom.index('id="headline-time"')) == is_paced
+    detail = next(row for row in rows(dom, "slowest") if row["operation"] == "detail")
+    assert detail["mostly for"] == "luma" and detail["waited for a worker"] == "2.00 ms", detail
+    assert detail.get("of this, behind priorities") == ("2.00 ms" if is_paced else None), detail
     if is_paced:
         assert "faster operations would not make the run shorter" in note and "waits for results" in note, note
         assert "only if one of these times" not in note and "33 %" in note, note

@@ -17,7 +17,7 @@ use std::{
 
 use common::{Gate, KINDS, MOMENT, PATIENCE, THREADED, eventually, on_kinds, watched, watched_for};
 use raddle::{
-    Device, Engine, EngineKind, IdlePolicy, Property, PushError, Var, WaitError, completion, cx,
+    Device, Engine, EngineKind, IdlePolicy, Property, PushError, Var, WaitError, WeakEngine, completion, cx,
     gpu::{DeviceVec, SimulatedGpu},
     stream,
     trace::{AccessMode, LaneStats, ObservedOp, Observer, Outcome, Place, Recorder, Trace, TracedOp, VarId},
@@ -1077,6 +1077,25 @@ fn the_environment_sets_a_profile() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn the_environment_sets_a_report() {
+    let folder = Folder::new("report");
+    let path = folder.0.join("report.html");
+    // The second run overwrites the report of the first, whose process is gone.
+    for _ in 0..2 {
+        let variables = [("RADDLE_ENGINE", "Pooled"), ("RADDLE_PROFILE", path.to_str().unwrap())];
+        let (success, text) = common::child("in_a_child_the_engine_is_profiled", &variables);
+        assert!(success, "{text}");
+        let page = std::fs::read_to_string(&path).unwrap();
+        let data = page.lines().find_map(|line| line.strip_prefix("const data = ")).expect("a line has the data");
+        assert_eq!(data_list(data, "names"), ["profiled"]);
+        assert!(data.starts_with("{\"title\":\"observing-"), "{data}");
+        assert!(page.starts_with("<!-- raddle process ") && page.contains("<!DOCTYPE html>"), "{page}");
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
+    }
+}
+
+#[test]
 #[ignore = "run by another test in a separate process"]
 fn in_a_child_profiles_have_losses_or_none() {
     if !common::is_child() {
@@ -1745,7 +1764,7 @@ fn limits_and_shutdowns_work_on_a_recorded_engine() {
 
 #[test]
 fn an_observer_can_inspect_the_engine_but_not_push_wait_or_shut_down() {
-    struct Curious(mpsc::Sender<Vec<bool>>, std::sync::OnceLock<Engine>, Recorder);
+    struct Curious(mpsc::Sender<Vec<bool>>, std::sync::OnceLock<WeakEngine>, Recorder);
     impl Observer for Curious {
         fn ended(&self, op: &ObservedOp<'_>, _: Outcome) {
             if op.name != "observed" {

@@ -23,7 +23,7 @@ use common::{
     watched,
 };
 use raddle::{
-    Engine, EngineKind, Group, OpHandle, Var, WaitError, completion,
+    Engine, EngineKind, Group, OpHandle, Var, WaitError, WeakEngine, completion,
     trace::{OpState, PendingOp},
 };
 
@@ -187,7 +187,7 @@ fn a_cycle_through_a_member_that_runs_is_found_and_the_youngest_wait_is_refused(
 /// A value whose drop pushes an operation that reads `value`, and waits for that operation.
 struct WaitsOnDrop {
     meeting: Meeting,
-    engine: Engine,
+    engine: WeakEngine,
     value: Var<i32>,
     result: mpsc::Sender<Result<i32, WaitError>>,
 }

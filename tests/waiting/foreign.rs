@@ -24,7 +24,9 @@ use std::{
 
 use common::shapes::*;
 use common::{Gate, KINDS, MOMENT, PATIENCE, SOON, THREADED, engine, eventually, hold, lock, on_kinds, watched};
-use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Var, WaitError, chosen, gpu::SimulatedGpu};
+use raddle::{
+    Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Var, WaitError, WeakEngine, chosen, gpu::SimulatedGpu,
+};
 
 type Act = Box<dyn FnOnce() + Send>;
 
@@ -314,7 +316,7 @@ fn program_code_may_drop_the_last_handle_of_the_engine() {
 }
 
 /// Returns a handle that does not keep the engine open.
-fn observer(engine: &Engine) -> Engine {
+fn observer(engine: &Engine) -> WeakEngine {
     let (sender, receiver) = mpsc::channel();
     engine.push_sync(move |cx| sender.send(cx.engine()).unwrap(), [], []).unwrap();
     receiver.recv_timeout(PATIENCE).expect("the operation should run")

@@ -15,7 +15,7 @@ use std::{
 };
 
 use common::{Gate, Meeting, PATIENCE, THREADED, engine, hold, watched_for};
-use raddle::{Engine, EngineKind, OpHandle, Var, WaitError, blocking, completion, cx};
+use raddle::{Engine, EngineKind, OpHandle, Var, WaitError, WeakEngine, blocking, completion, cx};
 
 const LIMIT: Duration = Duration::from_secs(8);
 fn ms(n: u64) -> Duration {
@@ -438,7 +438,7 @@ fn the_other_wait_in_a_cycle_with_a_time_limit_is_not_refused() {
 #[test]
 fn the_drop_of_an_error_in_a_stale_entry_may_wait() {
     #[derive(Debug)]
-    struct Waits(Engine, mpsc::Sender<String>);
+    struct Waits(WeakEngine, mpsc::Sender<String>);
     impl std::fmt::Display for Waits {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             f.write_str("waits")

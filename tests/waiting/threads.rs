@@ -26,7 +26,9 @@ use common::{
 use crossbeam_epoch as epoch;
 use logger::log_to;
 use no_threads::NoThreads;
-use raddle::{Device, Engine, EngineKind, PushError, Shutdown, Token, WaitError, error::BuildError, gpu::SimulatedGpu};
+use raddle::{
+    Device, Engine, EngineKind, PushError, Shutdown, Token, WaitError, WeakEngine, error::BuildError, gpu::SimulatedGpu,
+};
 
 // ----------------------------------------------------------------------------------------------------- loggers ----
 
@@ -65,7 +67,7 @@ fn a_panicking_logger_loses_neither_the_worker_nor_its_operations() {
     child_succeeds("in_a_child_the_logger_panics");
 }
 
-struct PushesWhenDropped(Engine, Arc<AtomicUsize>);
+struct PushesWhenDropped(WeakEngine, Arc<AtomicUsize>);
 
 impl Drop for PushesWhenDropped {
     fn drop(&mut self) {

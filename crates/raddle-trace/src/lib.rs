@@ -38,5 +38,6 @@ pub mod recording {
         name::Plain,
         op_stats::OpTable,
         perfetto::Perfetto,
+        report::Gathered,
     };
 }

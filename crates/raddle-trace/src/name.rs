@@ -180,6 +180,13 @@ impl From<String> for Name {
     }
 }
 
+/// Copies the name.
+impl From<&String> for Name {
+    fn from(name: &String) -> Self {
+        Self::from(name.clone())
+    }
+}
+
 impl From<Arc<str>> for Name {
     fn from(name: Arc<str>) -> Self {
         Self::from(name.to_string())

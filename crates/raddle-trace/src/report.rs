@@ -10,7 +10,7 @@ use std::{
 use crate::{
     chrome::Json,
     event::{AccessMode, OpId, Place, VarId},
-    history::{Run, Trace, TracedOp},
+    history::{Export, Run, Trace, TracedOp},
 };
 
 /// The page, without its data.
@@ -95,7 +95,7 @@ impl Trace {
     }
 
     /// Writes the trace as a single, self-contained HTML page. The page shows what bounds the running time and the
-    /// latency, how long operations of each name waited and ran, a timeline, how busy each worker was, and which
+    /// latency, how long operations of each name waited and ran, also the slowest 1 % of them, a timeline, how busy each worker was, and which
     /// operations waited for which.
     ///
     /// The latency at the head of the page is the average time from push to end of the operations with one name. Of the
@@ -174,6 +174,17 @@ impl Trace {
         let drawn = ops.len().min(MAX_DRAWN);
         let Choice { result, results, tied } = choose(&ops[..drawn], &name_of, &priorities);
         let result = result.map_or("null".to_owned(), |name| name.to_string());
+        // The slowest of a name: how many, the sums of their latencies and of the parts of these, and the name for which
+        // they waited longest.
+        let of_name = |slow: &Slowest| {
+            let Slowest { count, took, operations, priority, worker, itself, before } = slow;
+            let [took, operations, priority, worker, itself] =
+                [took, operations, priority, worker, itself].map(Duration::as_nanos);
+            let before = before.map_or("null".to_owned(), |name| name.to_string());
+            format!("[{count},{took},{operations},{priority},{worker},{itself},{before}]")
+        };
+        let slowest = slowest(&ops[..drawn], &name_of, names.len());
+        let _ = write!(data, r#""slowest":[{}],"#, list(&mut slowest.iter().map(of_name)));
         let _ = write!(data, r#""result":{result},"results":{results},"tied":{tied},"#);
         // A row: name, pushed, ready, started, ended, whether it is critical, for how long it waited while a worker
         // was idle, the operations it depends on, runs, and the priority if the operations of this name have several.
@@ -211,6 +222,42 @@ impl Trace {
         let _ = write!(data, r#""critical":[{}]"#, list(&mut critical.iter().filter_map(step)));
         data.push('}');
         data
+    }
+}
+
+/// The maximum number of operations in the report of a profile, which are in memory until its end. Not tuned.
+const MAX_GATHERED: usize = 200_000;
+
+/// The operations of a profile, of which a report is written at its end.
+#[derive(Debug, Default)]
+pub struct Gathered {
+    ops: Vec<TracedOp>,
+    lost: u64,
+    left_out: u64,
+}
+
+impl Gathered {
+    /// Adds the operations that are over, up to a maximum number.
+    pub fn add(&mut self, export: Export) {
+        let room = MAX_GATHERED - self.ops.len();
+        self.left_out += export.trace.ops.len().saturating_sub(room) as u64;
+        self.lost += export.trace.lost;
+        self.ops.extend(export.trace.ops.into_iter().take(room));
+    }
+
+    /// Writes the report on these operations and those of `open`, which are not over. Returns how many operations were
+    /// left out.
+    ///
+    /// # Errors
+    /// Returns the errors of `out`.
+    pub fn write(mut self, title: &str, out: &mut dyn Write, open: &Trace) -> io::Result<u64> {
+        self.ops.extend_from_slice(open.ops());
+        self.ops.sort_by_key(|op| (op.pushed, op.id));
+        let mut trace = open.with_ops(self.ops);
+        trace.lost = self.lost;
+        trace.write_report(title, out)?;
+        out.flush()?;
+        Ok(self.left_out)
     }
 }
 
@@ -253,6 +300,83 @@ fn choose(ops: &[&TracedOp], name_of: &[usize], priorities: &[(i32, i32)]) -> Ch
     choice.retain(|&name| Some(priorities[name].1) == highest);
     let latency = |&&name: &&usize| latencies[name].1 / latencies[name].0;
     Choice { result: choice.iter().max_by_key(latency).copied(), results, tied: choice.len() }
+}
+
+/// The slowest 1 % of the operations of a name, at least one, and the sums of where their latencies went.
+#[derive(Clone, Default)]
+struct Slowest {
+    count: usize,
+    took: Duration,
+    /// Waits for other operations.
+    operations: Duration,
+    /// Waits for a worker while operations of higher priority that had started in the meantime ran in the lane.
+    priority: Duration,
+    /// Other waits for a worker.
+    worker: Duration,
+    itself: Duration,
+    /// The name of the operations for whose ends they waited longest.
+    before: Option<usize>,
+}
+
+/// Returns the slowest operations of each name.
+fn slowest(ops: &[&TracedOp], name_of: &[usize], names: usize) -> Vec<Slowest> {
+    let by_id: HashMap<OpId, usize> = ops.iter().enumerate().map(|(index, op)| (op.id, index)).collect();
+    // For each lane, what ran there, by its start.
+    let mut lanes: BTreeMap<PlaceKey, Vec<(&Run, i32)>> = BTreeMap::new();
+    ops.iter().flat_map(|op| op.runs.iter().map(|run| (run, op.priority))).for_each(|(run, priority)| {
+        lanes.entry(lane_key(run.place)).or_default().push((run, priority));
+    });
+    lanes.values_mut().for_each(|runs| runs.sort_by_key(|(run, _)| run.from));
+    let behind_priority = |op: &TracedOp, ready: Duration, started: Duration| {
+        let runs = op.runs.first().and_then(|run| lanes.get(&lane_key(run.place))).map_or(&[][..], Vec::as_slice);
+        let (first, last) = [ready, started].map(|time| runs.partition_point(|(run, _)| run.from < time)).into();
+        let mut until = ready;
+        runs[first..last].iter().filter(|(_, priority)| *priority > op.priority).fold(
+            Duration::ZERO,
+            |sum, (run, _)| {
+                let from = run.from.max(until);
+                until = until.max(run.to.min(started));
+                sum + until.saturating_sub(from)
+            },
+        )
+    };
+    let mut ended = vec![Vec::new(); names];
+    for (index, op) in ops.iter().enumerate() {
+        if let (Some(started), Some(took)) = (op.started, op.took()) {
+            ended[name_of[index]].push((took, started, *op));
+        }
+    }
+    let of_name = |mut ended: Vec<(Duration, Duration, &TracedOp)>| {
+        let count = ended.len().div_ceil(100);
+        ended.sort_by_key(|&(took, ..)| std::cmp::Reverse(took));
+        let (mut slow, mut waits) = (Slowest { count, ..Slowest::default() }, HashMap::new());
+        for (took, started, op) in ended.into_iter().take(count) {
+            let ready = op.ready.unwrap_or(op.pushed).clamp(op.pushed, started);
+            let priority = behind_priority(op, ready, started);
+            slow.took += took;
+            slow.operations += ready - op.pushed;
+            slow.priority += priority;
+            slow.worker += (started - ready).saturating_sub(priority);
+            slow.itself += (op.pushed + took).saturating_sub(started);
+            let before = op.depends_on.iter().filter_map(|id| by_id.get(id)).max_by_key(|&&before| ops[before].ended);
+            if let Some(&before) = before {
+                *waits.entry(name_of[before]).or_insert(Duration::ZERO) += ready - op.pushed;
+            }
+        }
+        slow.before = waits
+            .into_iter()
+            .filter(|(_, wait)| !wait.is_zero())
+            .max_by_key(|&(name, wait)| (wait, name))
+            .map(|(name, _)| name);
+        slow
+    };
+    ended.into_iter().map(of_name).collect()
+}
+
+/// The key of a place without its worker.
+fn lane_key(place: Place) -> PlaceKey {
+    let (kind, engine, lane, _) = sort_key(place);
+    (kind, engine, lane, 0)
 }
 
 /// Returns for how many nanoseconds functions ran at each of the `places`, which are sorted. A function that runs

@@ -11,7 +11,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{collections::BTreeMap, fmt};
 
-use raddle::{Device, Engine, OpContext, Token, Var, gpu::DeviceVec};
+use raddle::{Device, Engine, OpContext, Token, Var, WeakEngine, gpu::DeviceVec};
 
 use crate::Error;
 
@@ -147,7 +147,7 @@ pub enum Memory {
 pub struct Chunk {
     memory: Memory,
     len: usize,
-    engine: Engine,
+    engine: WeakEngine,
     pool: Arc<Pool>,
 }
 

@@ -3,6 +3,7 @@ use std::{
     panic::Location,
     sync::{
         Arc,
+        Weak,
         // This type is from `std`, so it adds no interleavings. The counts are read only after the threads have been
         // joined.
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -12,7 +13,7 @@ use std::{
 use raddle::{
     Name, WaitError,
     error::Cause,
-    internals::{Cancel, Cancellable, Claim, Failures, Flavour, Function},
+    internals::{Cancel, Cancellable, Claim, Failures, Flavour, Function, Listening, Signals, StopListener},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, thread};
 use raddle_loom_tests::{COMPLETE, kills, model, pending};
@@ -145,6 +146,35 @@ fn a_scope_that_counts_out_a_cancelled_operation_ends_after_the_drop_of_the_func
     }
 }
 
+#[derive(Default)]
+struct Told(AtomicUsize);
+
+impl StopListener for Told {
+    fn stop(self: Arc<Self>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+/// A started operation is cancelled while it begins to listen. The signal may be made before the cancellation, and the
+/// listener registered after it, or both before or after.
+#[test]
+fn a_listener_that_comes_while_its_operation_is_cancelled_is_told() {
+    model(COMPLETE, Flavour::Contract, || {
+        let shared: Arc<Cancellable<dyn Function>> =
+            Arc::new(Cancellable::new(Claim::default(), Name::from("op"), Location::caller(), ()));
+        shared.claim().start().unwrap();
+        let other = Arc::clone(&shared);
+        let canceller = thread::spawn(move || other.cancel(Cancel::Loudly, &Arc::default(), drop));
+        let told = Arc::<Told>::default();
+        let listener: Weak<Told> = Arc::downgrade(&told);
+        let signals = Signals { signals: [shared.stop_signal()].into_iter().collect(), ..Signals::default() };
+        let listening = Listening::begin(signals, &(listener as Weak<dyn StopListener>));
+        assert!(!canceller.join().unwrap());
+        let times = told.0.load(Relaxed);
+        assert_eq!(times, usize::from(listening.is_some()), "the listener was not told once");
+    });
+}
+
 #[test]
 #[cfg_attr(
     raddle_shuttle,
@@ -238,6 +268,10 @@ kills! {
         "cleared::CLEARED": "Causality violation",
         "cleared::ABANDONED": "Causality violation",
         "step::DROP_BEFORE_END": "Causality violation" | "the function is alive",
+    }
+    a_listener_that_comes_while_its_operation_is_cancelled_is_told {
+        "step::SIGNAL_STAYS_GIVEN": "the listener was not told once",
+        "step::LATE_SIGNAL_IS_GIVEN": "the listener was not told once",
     }
     a_function_is_called_or_dropped_by_its_canceller {
         only loom "step::CLAIM_ONCE": "assertion failed",

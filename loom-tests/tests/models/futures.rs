@@ -1,18 +1,19 @@
 //! Operations that are futures, and operations that guards end: which thread polls a future, which thread ends an
 //! operation, and which writes are handed over.
 use std::{
+    panic::Location,
     // These types are from `std`, so they add no interleavings.
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicUsize as Counter, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
 };
 
 use raddle::{
-    Engine, EngineKind, WaitError,
+    Engine, EngineKind, Name, WaitError,
     error::Cause,
-    internals::{Flavour, PollState},
+    internals::{Cancel, Cancellable, Claim, Flavour, Function, Listening, PollState, Signals, StopListener},
 };
 use raddle_loom_tests::checker::{
     cell::UnsafeCell,
@@ -120,6 +121,40 @@ fn each_of_two_wakes_is_seen_by_a_poll() {
         future.run();
         drop(future);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(is_done.load(Relaxed), "a wake-up was lost");
+    });
+}
+
+impl StopListener for Model {
+    fn stop(self: Arc<Self>) {
+        self.signal();
+    }
+}
+
+/// Another thread cancels the future's operation before, while or after the future, which a poll has left pending, begins
+/// to listen.
+#[test]
+fn a_future_that_begins_to_sleep_while_it_is_cancelled_is_polled_again() {
+    model(COMPLETE, Flavour::Contract, || {
+        let op: Arc<Cancellable<dyn Function>> =
+            Arc::new(Cancellable::new(Claim::default(), Name::from("op"), Location::caller(), ()));
+        op.claim().start().unwrap();
+        let other = Arc::clone(&op);
+        let canceller = thread::spawn(move || other.cancel(Cancel::Loudly, &Arc::default(), drop));
+        let (future, is_done) = Model::new(1);
+        future.polls.add();
+        let signals = Signals { signals: [op.stop_signal()].into_iter().collect(), ..Signals::default() };
+        let listener: Weak<Model> = Arc::downgrade(&future);
+        let listening = Listening::begin(signals, &(listener as Weak<dyn StopListener>));
+        if listening.is_none() {
+            future.signals.fetch_add(1, Relaxed);
+            assert!(!future.state.wake(), "this thread polls");
+        }
+        if future.state.pause() {
+            future.state.begin();
+            future.run();
+        }
+        canceller.join().unwrap();
         assert!(is_done.load(Relaxed), "a wake-up was lost");
     });
 }
@@ -337,6 +372,11 @@ kills! {
     }
     each_of_two_wakes_is_seen_by_a_poll {
         "poll::WAKE": "a wake-up was lost",
+    }
+    a_future_that_begins_to_sleep_while_it_is_cancelled_is_polled_again {
+        "step::SIGNAL_STAYS_GIVEN": "a wake-up was lost",
+        "step::LATE_SIGNAL_IS_GIVEN": "a wake-up was lost",
+        "step::PAUSE_SEES_WAKES": "a wake-up was lost",
     }
     the_owner_of_the_last_waker_has_the_future_to_itself {
         "poll::LOOK": "Causality violation",

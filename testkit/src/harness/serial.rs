@@ -635,7 +635,7 @@ impl Operation {
         const BEFORE: &str = "it was cancelled";
         match self.bound {
             _ if self.is_clean_up() => None,
-            Bound::Late => Some("its deadline passed before it started"),
+            Bound::Late => Some("its deadline passed"),
             Bound::Cancelled | Bound::PassedOver => Some(BEFORE),
             Bound::Handle(_) => by_handle.then_some(BEFORE),
             Bound::Together(cancel) => cancel.map(|_| BEFORE),

@@ -213,7 +213,7 @@ fn an_engine_may_be_shut_down_twice_and_from_many_threads() {
 }
 
 /// Returns a handle that does not keep the engine open. Tests use it to detect that the engine has ended.
-fn observer(engine: &Engine) -> Engine {
+fn observer(engine: &Engine) -> WeakEngine {
     let (sender, receiver) = mpsc::channel();
     engine.push_sync(move |cx| sender.send(cx.engine()).unwrap(), [], []).unwrap();
     let observer = receive(&receiver);

@@ -26,7 +26,8 @@ use common::{
 };
 use logger::log_to;
 use raddle::{
-    Completion, Engine, EngineKind, IdlePolicy, OpError, PushError, Shutdown, Token, Var, WaitError, chosen,
+    Completion, Engine, EngineKind, IdlePolicy, OpError, PushError, Shutdown, Token, Var, WaitError, WeakEngine,
+    chosen,
     error::{BuildError, Cause, NoAccess, ShutdownError},
 };
 

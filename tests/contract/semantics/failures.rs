@@ -21,6 +21,80 @@ fn a_panic_fails_the_operation_and_the_worker_survives() {
 }
 
 #[test]
+fn the_error_of_a_skipped_operation_says_so_and_names_what_failed() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (group, x, y) = (engine.group(), engine.var(0), engine.var(0));
+        engine.op("decode").try_push(x.write(), |_| Err("bad header".into())).unwrap();
+        let first = group.op("draw").submit((x.read(), y.write()), |_| ()).unwrap();
+        let second = engine.op("").submit(y.write(), |_| ()).unwrap();
+        let [of_x, of_y] = [&x, &y].map(|variable| failure(engine.wait_for_var(variable)));
+        let (drawn, unnamed, of_group) = (failure(first.wait()), failure(second.wait()), failure(group.wait()));
+        assert!(!of_x.is_skipped() && !of_y.is_skipped() && of_x.ptr_eq(&of_y));
+        for error in [&drawn, &unnamed, &of_group] {
+            assert!(error.is_skipped() && error.ptr_eq(&of_x) && error.root().ptr_eq(&of_x));
+            assert!(!error.root().is_skipped() && error.name() == "decode" && error.location() == of_x.location());
+            assert_eq!(error.cause().to_string(), "bad header");
+            assert!(error.to_string().ends_with(&format!(" was skipped: {of_x}")), "{error}");
+            assert!(format!("{error:?}").contains("skipped"), "{error:?}");
+        }
+        assert!(drawn.to_string().starts_with("operation `draw` pushed at "), "{drawn}");
+        assert!(unnamed.to_string().starts_with("the operation pushed at "), "{unnamed}");
+        let acquired = block_on(engine.acquire(x.read())).map(drop);
+        assert!(failure(acquired).is_skipped());
+        let read = engine.get(&x).map(drop);
+        assert!(!failure(read).is_skipped());
+        engine.wait_for_all().unwrap();
+
+        // The error of an operation that waits for a skipped one has the same root.
+        let again = engine.op("again").submit(x.read(), |_| ()).unwrap();
+        let asks = engine.op("asks").try_submit((), move |()| Ok(again.wait()?)).unwrap();
+        let asked = failure(asks.wait());
+        assert!(!asked.is_skipped() && asked.name() == "asks" && asked.root().ptr_eq(&of_x));
+        let text = asked.to_string();
+        let order = ["`asks`", "failed: operation `again`", "was skipped: operation `decode`", "failed: bad header"];
+        let places = order.map(|part| text.find(part).unwrap_or_else(|| panic!("no {part} in {text}")));
+        assert!(places.is_sorted(), "{text}");
+        drop(of_y);
+    });
+}
+
+#[test]
+fn a_cancelled_operation_is_not_skipped_but_those_behind_it_are() {
+    on_kinds(&THREADED, 1, |engine| {
+        let x = engine.var(0);
+        let gate = hold(&engine, x.as_ref());
+        let past = Instant::now();
+        let late = engine.op("late").deadline(past).submit(x.write(), |_| ()).unwrap();
+        let behind = engine.op("behind").submit(x.read(), |_| ()).unwrap();
+        let cancelled = engine.op("cancelled").submit(x.write(), |_| ()).unwrap();
+        cancelled.cancel();
+        gate.open();
+        let [late, behind, cancelled] = [late, behind, cancelled].map(|handle| failure(handle.wait()));
+        assert_eq!([&late, &behind, &cancelled].map(OpError::is_skipped), [false, true, false]);
+        assert!(behind.root().ptr_eq(&late) && matches!(behind.cause(), Cause::DeadlinePassed));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// A parent whose child was skipped has failed, with what made the child be skipped.
+#[test]
+fn a_parent_of_a_skipped_child_is_not_skipped() {
+    on_kinds(&KINDS, 1, |engine| {
+        let x = engine.var(0);
+        let inside = x.clone();
+        let parent = engine.op("parent").with_children().try_submit((raddle::cx(), x.write()), move |(cx, _)| {
+            let own = cx.child_var(0)?;
+            cx.child("fails").try_push(own.write(), |_| Err("on purpose".into()))?;
+            cx.child("skipped").push((own.read(), inside.write()), |_| {})?;
+            Ok(())
+        });
+        let failed = failure(parent.unwrap().wait());
+        assert!(!failed.is_skipped() && failed.name() == "fails", "{failed}");
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
 fn a_failure_is_named_even_if_its_message_cannot_be_formatted() {
     #[derive(Debug)]
     struct Unprintable(bool);
