@@ -29,7 +29,7 @@ pub trait Chosen: private::SealedChosen {
     /// What a push names: a `&`[`Var`] or a `&`[`Token`], or a tuple or an array of them.
     type Variables<'v>;
     /// The accesses of a run to the variables that its push has named. The function receives their
-    /// [`Refs`](crate::access::Refs).
+    /// [`Refs`].
     type Accesses<'v>: Accesses + ScopedAccesses<Captured = Self::Captured>;
     /// The pointers that a run stores.
     #[doc(hidden)]

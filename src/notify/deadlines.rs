@@ -22,14 +22,14 @@ use crate::{
 pub type DeadlineKey = (Instant, u64);
 
 /// The deadlines of started operations.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Deadlines {
     state: Mutex<DeadlinesState>,
     /// Notified when the thread must look again.
     changed: Condvar,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct DeadlinesState {
     listeners: BTreeMap<DeadlineKey, Weak<dyn StopListener>>,
     /// The last number used.

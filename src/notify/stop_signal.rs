@@ -54,10 +54,10 @@ impl StopListener for Oneshot<()> {
 }
 
 /// Asks those that listen to stop.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct StopSignal(Mutex<SignalState>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct SignalState {
     is_given: bool,
     /// The listeners, by number.
@@ -90,7 +90,7 @@ impl StopSignal {
 }
 
 /// The signal of what may be cancelled, once something has listened to it.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct StopSource(Option<Arc<StopSignal>>);
 
 impl StopSource {
@@ -110,14 +110,16 @@ impl StopSource {
 }
 
 /// The signals by which an operation may be asked to stop.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Signals {
+    /// Those of its handle, its groups and its engine.
     pub signals: SmallVec<[Arc<StopSignal>; 2]>,
     /// The operation's deadline, if it has one, and where it is watched.
     pub deadline: Option<(Arc<Deadlines>, Instant)>,
 }
 
 /// The registration of a listener with several signals, which the drop ends.
+#[derive(Debug)]
 pub struct Listening {
     places: SmallVec<[(Arc<StopSignal>, u64); 2]>,
     deadline: Option<(Arc<Deadlines>, DeadlineKey)>,

@@ -136,12 +136,14 @@ announced! {
         fetch_or(value: u32, order: Ordering) -> u32;
     }
     AtomicU64 of u64 {
+        fetch_update(set: Ordering, fetch: Ordering, f: impl FnMut(u64) -> Option<u64>) -> Result<u64, u64>;
         fetch_add(value: u64, order: Ordering) -> u64;
         fetch_sub(value: u64, order: Ordering) -> u64;
         fetch_or(value: u64, order: Ordering) -> u64;
         fetch_and(value: u64, order: Ordering) -> u64;
     }
     AtomicUsize of usize {
+        fetch_update(set: Ordering, fetch: Ordering, f: impl FnMut(usize) -> Option<usize>) -> Result<usize, usize>;
         fetch_add(value: usize, order: Ordering) -> usize;
         fetch_sub(value: usize, order: Ordering) -> usize;
         fetch_or(value: usize, order: Ordering) -> usize;
