@@ -16,6 +16,7 @@ use std::{
     hint::black_box,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
+    sync::mpsc::Sender,
 };
 
 use raddle::{Engine, EngineKind, IdlePolicy, chosen};
@@ -101,23 +102,42 @@ fn inside() {
 /// Runs the workloads. The names of the dumps contain `kind`, the kind of variables.
 fn count_on(engine: &Engine, kind: &str, raddle: &mut impl Runtime) {
     for workload in Workload::ALL {
-        for round in 0..WARM_UP + COUNTED {
-            let counted = round >= WARM_UP;
+        for number in 0..WARM_UP + COUNTED {
             let prepared = workload.prepare(raddle, OPERATIONS).expect("raddle should support every workload");
-            let go = occupy(engine);
-            if counted {
-                dump("before");
-            }
+            let round = Round::begin(engine, number);
             let pushed = prepared.push(raddle);
-            if counted {
-                dump(&format!("push {pushed} {kind}{}", workload.name()));
-            }
-            drop(go);
-            uncounted(|| settle(engine));
-            raddle.wait();
-            if counted {
-                dump(&format!("run {pushed} {kind}{}", workload.name()));
-            }
+            round.end(pushed, &format!("{kind}{}", workload.name()));
+        }
+    }
+}
+
+/// A round, from before its pushes until its operations have run. Pushes are counted, and then runs, except in the first
+/// rounds.
+struct Round<'e> {
+    engine: &'e Engine,
+    counted: bool,
+    go: Sender<()>,
+}
+
+impl<'e> Round<'e> {
+    fn begin(engine: &'e Engine, number: usize) -> Self {
+        let (counted, go) = (number >= WARM_UP, occupy(engine));
+        if counted {
+            dump("before");
+        }
+        Self { engine, counted, go }
+    }
+
+    /// Called when `pushed` operations have been pushed. The names of the dumps contain `name`.
+    fn end(self, pushed: usize, name: &str) {
+        if self.counted {
+            dump(&format!("push {pushed} {name}"));
+        }
+        drop(self.go);
+        uncounted(|| settle(self.engine));
+        self.engine.wait_for_all().expect("wait");
+        if self.counted {
+            dump(&format!("run {pushed} {name}"));
         }
     }
 }
@@ -135,22 +155,10 @@ fn count_passing(engine: &Engine) {
         (0..OPERATIONS).for_each(|i| on.push_on(&variable, [i; 2]).expect("push"));
     }];
     for (name, push) in PASSING.into_iter().zip(pushes) {
-        for round in 0..WARM_UP + COUNTED {
-            let counted = round >= WARM_UP;
-            let go = occupy(engine);
-            if counted {
-                dump("before");
-            }
+        for number in 0..WARM_UP + COUNTED {
+            let round = Round::begin(engine, number);
             push();
-            if counted {
-                dump(&format!("push {OPERATIONS} {TYPED}{name}"));
-            }
-            drop(go);
-            uncounted(|| settle(engine));
-            engine.wait_for_all().expect("wait");
-            if counted {
-                dump(&format!("run {OPERATIONS} {TYPED}{name}"));
-            }
+            round.end(OPERATIONS, &format!("{TYPED}{name}"));
         }
     }
 }

@@ -63,7 +63,7 @@ pub use kills::{Kill, check};
 #[cfg(raddle_loom)]
 pub use model::{COMPLETE, model};
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub use pending::{Count, Place, leave, pending, push_async};
+pub use pending::{Count, Place, leave, listen_beside_cancellation, pending, push_async};
 #[cfg(raddle_shuttle)]
 pub use schedule::schedule;
 #[cfg(raddle_shuttle)]

@@ -3,6 +3,7 @@
 use std::{
     // These types are from `std`, so they add no interleavings. They are used on one thread, or are read after the
     // writing thread has been joined.
+    panic::Location,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -10,10 +11,10 @@ use std::{
     task::Wake,
 };
 
-use crate::shapes::*;
+use crate::{checker::thread, shapes::*};
 use raddle::{
-    Completion, Engine, EngineKind, Token,
-    internals::{PendingOps, Ticket},
+    Completion, Engine, EngineKind, Name, Token,
+    internals::{Cancel, Cancellable, Claim, Function, Listening, PendingOps, Signals, StopListener, Ticket},
 };
 
 /// The place where an operation stores its completion when it starts.
@@ -46,6 +47,22 @@ pub fn leave(pending: &PendingOps, ticket: Ticket) {
     if let Some(wakers) = pending.leave(ticket) {
         wakers.wake();
     }
+}
+
+/// Registers `listener` with a started operation, while a thread cancels that operation. Returns that thread, too.
+///
+/// # Panics
+/// If the operation did not start.
+pub fn listen_beside_cancellation<L: StopListener + 'static>(
+    listener: &Arc<L>,
+) -> (Option<Listening>, thread::JoinHandle<bool>) {
+    let op: Arc<Cancellable<dyn Function>> =
+        Arc::new(Cancellable::new(Claim::default(), Name::from("op"), Location::caller(), ()));
+    op.claim().start().unwrap();
+    let other = Arc::clone(&op);
+    let canceller = thread::spawn(move || other.cancel(Cancel::Loudly, &Arc::default(), drop));
+    let signals = Signals { signals: [op.stop_signal()].into_iter().collect(), ..Signals::default() };
+    (Listening::begin(signals, listener), canceller)
 }
 
 /// A waker that counts its calls.

@@ -495,7 +495,6 @@ impl<A: ScopedAccesses, const N: usize> ScopedAccesses for [A; N] {
     }
 }
 
-impl sealed::Sealed for () {}
 /// Variables are no declarations. With these, the compiler says only that, and nothing about the function beside them.
 macro_rules! not_declared {
     ($($variable:ty),*) => {
@@ -511,6 +510,7 @@ impl<'a> AccessRefs<'a, &'a Self> for &Token {
     type Refs = ();
 }
 
+impl sealed::Sealed for () {}
 impl<'a> AccessRefs<'a, &'a Self> for () {
     type Refs = ();
 }
@@ -684,6 +684,26 @@ const fn sum(counts: &[Option<usize>]) -> Option<usize> {
     Some(sum)
 }
 
+/// Expands `$tuples` for each number of elements that a tuple may have, with the names of their types and their places.
+macro_rules! each_tuple {
+    ($tuples:ident) => {
+        $tuples!(A 0);
+        $tuples!(A 0, B 1);
+        $tuples!(A 0, B 1, C 2);
+        $tuples!(A 0, B 1, C 2, D 3);
+        $tuples!(A 0, B 1, C 2, D 3, E 4);
+        $tuples!(A 0, B 1, C 2, D 3, E 4, F 5);
+        $tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
+        $tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
+        $tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8);
+        $tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9);
+        $tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10);
+        $tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11);
+    };
+}
+
+pub(super) use each_tuple;
+
 macro_rules! tuples {
     ($($name:ident $index:tt),*) => {
         impl<$($name: ScopedAccesses),*> sealed::Sealed for ($($name,)*) {}
@@ -735,15 +755,4 @@ macro_rules! tuples {
     };
 }
 
-tuples!(A 0);
-tuples!(A 0, B 1);
-tuples!(A 0, B 1, C 2);
-tuples!(A 0, B 1, C 2, D 3);
-tuples!(A 0, B 1, C 2, D 3, E 4);
-tuples!(A 0, B 1, C 2, D 3, E 4, F 5);
-tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
-tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
-tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8);
-tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9);
-tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10);
-tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11);
+each_tuple!(tuples);

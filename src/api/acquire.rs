@@ -14,7 +14,7 @@ use super::{
         Accesses,
         sealed::{Kind, List},
     },
-    engine::Engine,
+    engine::{Engine, WeakEngine},
     handle::is_done,
     var::Var,
 };
@@ -84,11 +84,7 @@ impl Engine {
         let make = move |share: &Share| unsafe { A::guards(&captured, share) };
         let keeps_open = KeepsOpen::new(self.core());
         let acquiring = acquiring::begin_acquire(self.core(), Location::caller(), &mut entries, make);
-        Acquire {
-            acquiring: acquiring.map(Waiter::new),
-            keeps_open: Some(keeps_open),
-            engine: Engine::downgraded(Arc::clone(self.core())),
-        }
+        Acquire { acquiring: acquiring.map(Waiter::new), keeps_open: Some(keeps_open), engine: self.downgrade() }
     }
 }
 
@@ -145,7 +141,7 @@ pub struct Acquire<G> {
     acquiring: Result<Waiter<Granted<G>, Claim>, WaitError>,
     /// Keeps the engine open until the guards take over this role. Dropped after the waiter.
     keeps_open: Option<KeepsOpen<false>>,
-    engine: Engine,
+    engine: WeakEngine,
 }
 
 // The guards are never pinned.

@@ -4,14 +4,14 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::{Arc, Weak},
+    sync::Arc,
     task::{Context, Poll, Wake, Waker},
 };
 
 use crate::{
     notify::{
         oneshot::{Oneshot, Waiter},
-        stop_signal::{Listening, Signals, StopListener},
+        stop_signal::{Listening, Signals},
         wakers::Wakers,
     },
     sync::{Mutex, lock, process::ProcessMark},
@@ -64,8 +64,7 @@ impl Cancelled {
     /// Creates a future that resolves when one of the signals is given.
     pub(super) fn new(signals: Signals) -> Self {
         let oneshot = Oneshot::new();
-        let listener: Weak<Oneshot<()>> = Arc::downgrade(&oneshot);
-        let listening = Listening::begin(signals, &(listener as Weak<dyn StopListener>));
+        let listening = Listening::begin(signals, &oneshot);
         if listening.is_none() {
             // No future waits for the oneshot yet.
             let _: Option<Wakers> = oneshot.set(Ok(())).ok().flatten();

@@ -4,7 +4,7 @@ use std::{convert::Infallible, fmt, marker::PhantomData};
 
 use crate::{
     api::{
-        accesses::{self, AccessRefs, Accesses, Refs, ScopedAccesses, sealed},
+        accesses::{self, AccessRefs, Accesses, Refs, ScopedAccesses, each_tuple, sealed},
         op_context::OpContext,
         token::Token,
         var::{self, Var},
@@ -28,8 +28,7 @@ use crate::{
 pub trait Chosen: private::SealedChosen {
     /// What a push names: a `&`[`Var`] or a `&`[`Token`], or a tuple or an array of them.
     type Variables<'v>;
-    /// The accesses of a run to the variables that its push has named. The function receives their
-    /// [`Refs`].
+    /// The accesses of a run to the variables that its push has named. The function receives their [`Refs`].
     type Accesses<'v>: Accesses + ScopedAccesses<Captured = Self::Captured>;
     /// The pointers that a run stores.
     #[doc(hidden)]
@@ -273,18 +272,7 @@ macro_rules! tuples {
     };
 }
 
-tuples!(A 0);
-tuples!(A 0, B 1);
-tuples!(A 0, B 1, C 2);
-tuples!(A 0, B 1, C 2, D 3);
-tuples!(A 0, B 1, C 2, D 3, E 4);
-tuples!(A 0, B 1, C 2, D 3, E 4, F 5);
-tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
-tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
-tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8);
-tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9);
-tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10);
-tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11);
+each_tuple!(tuples);
 
 /// The access of a run to a chosen token.
 #[derive(Debug)]

@@ -151,11 +151,6 @@ impl Engine {
         Self(Reference::KeepsOpen(KeepsOpen::new(&core)))
     }
 
-    /// Creates a handle that does not keep the engine open.
-    pub(crate) fn downgraded(core: Arc<Core>) -> Self {
-        Self(Reference::Downgraded(core))
-    }
-
     #[inline(always)]
     pub(crate) fn core(&self) -> &Arc<Core> {
         match &self.0 {
@@ -978,7 +973,7 @@ pub struct WeakEngine(Engine);
 
 impl WeakEngine {
     pub(super) fn new(core: &Arc<Core>) -> Self {
-        Self(Engine::downgraded(Arc::clone(core)))
+        Self(Engine(Reference::Downgraded(Arc::clone(core))))
     }
 
     /// Returns a handle that keeps the engine open, or `None` if the last such handle has been dropped.

@@ -2,7 +2,12 @@
 
 use std::{fmt, ops::Deref, sync::Arc};
 
-use super::{cancelled::Cancelled, engine::Engine, token::Token, var::Var};
+use super::{
+    cancelled::Cancelled,
+    engine::{Engine, WeakEngine},
+    token::Token,
+    var::Var,
+};
 use crate::{
     error::push_error::PushError,
     future::held::{HeldRef, Share},
@@ -34,7 +39,7 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct FutureContext {
-    engine: Engine,
+    engine: WeakEngine,
     op: HeldRef,
     family: Option<Arc<Family>>,
 }
@@ -56,7 +61,7 @@ impl Deref for FutureContext {
 impl FutureContext {
     /// Creates the context for the operation of `share`.
     pub(super) fn new(share: &Share) -> Self {
-        let engine = Engine::downgraded(Arc::clone(share.core()));
+        let engine = WeakEngine::new(share.core());
         Self { engine, op: HeldRef::new(share), family: share.parent_of().and_then(Family::from_kin) }
     }
 

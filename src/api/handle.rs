@@ -198,9 +198,8 @@ impl<R> OpHandle<R> {
     ///
     /// The function of an operation that has started runs to completion, but can
     /// [check for](crate::OpContext::is_cancelled) or [await](crate::OpContext::cancelled) the cancellation to stop
-    /// early. If the operation is a
-    /// [future](crate::OpBuilder::submit_future) that has started, this call wakes the future; the next poll drops it,
-    /// and the operation fails. A [clean-up](crate::OpBuilder::cleanup) cannot be cancelled.
+    /// early. If the operation is a [future](crate::OpBuilder::submit_future) that has started, this call wakes the
+    /// future; the next poll drops it, and the operation fails. A [clean-up](crate::OpBuilder::cleanup) cannot be cancelled.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -399,9 +399,8 @@ impl<'e, S> OpBuilder<'e, S> {
     /// [check for](crate::OpContext::is_cancelled) or [await](crate::OpContext::cancelled) the deadline, which does not
     /// stop them.
     ///
-    /// Deadlines do not affect order: an operation with an earlier
-    /// deadline does not run first. All runs of an operator share its deadline. A [clean-up](Self::cleanup) ignores the
-    /// deadline.
+    /// Deadlines do not affect order: an operation with an earlier deadline does not run first. All runs of an operator
+    /// share its deadline. A [clean-up](Self::cleanup) ignores the deadline.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -387,12 +387,12 @@ pub(crate) fn pass_over(core: &Core, op: OpRef<Task>, ready: &mut ReadyList<Task
 
 /// Publishes the values that a successful operation has mutated. Returns a failure if that panics.
 fn publish(op: &Op<Task>) -> Result<(), OpError> {
-    let is_published = |access: &&Access<Task>| access.mode().is_write() && VarCell::of(access).is_published();
-    let mut published = op.accesses().filter(is_published).peekable();
-    let Some(access) = published.peek() else { return Ok(()) };
     if op.task().has(flag::SILENT | flag::STREAM) {
         return Ok(());
     }
+    let is_published = |access: &&Access<Task>| access.mode().is_write() && VarCell::of(access).is_published();
+    let mut published = op.accesses().filter(is_published).peekable();
+    let Some(access) = published.peek() else { return Ok(()) };
     let core = VarCell::of(access).core();
     let result = panics::catch(|| {
         frame::enter(core, op, Holds::Variables, |_| {

@@ -9,9 +9,8 @@
 //! 3. *Ended*: the future has returned a result or panicked, and has been dropped. The operation ends once its guards
 //!    have been dropped as well.
 //! 4. *Stopped* instead: the operation was cancelled through its handle, with its group, by its deadline, or by a
-//!    shutdown. The next poll
-//!    drops the future, and the operation fails. A future that a poll has left pending [listens](Listening) to these,
-//!    and is woken for that poll.
+//!    shutdown. The next poll drops the future, and the operation fails. A future that a poll has left pending
+//!    [listens](Listening) to these, and is woken for that poll.
 //! 5. *Lost* instead: the last waker was dropped between two polls, so nothing can wake the future. The future is
 //!    dropped, on a worker if the engine has any, and the operation fails.
 //!
@@ -31,7 +30,7 @@ use std::{
     future::Future,
     panic::Location,
     pin::Pin,
-    sync::{Arc, Weak},
+    sync::Arc,
     task::{Context, Poll, Wake, Waker},
 };
 
@@ -226,9 +225,8 @@ impl FutureTask {
 
     /// Lets the signals wake the future. Called by the thread that polls.
     fn listen(self: &Arc<Self>, started: &mut StartedFuture, signals: Signals) {
-        // The reference is weak, so a future to which only the signals refer is lost.
-        let task: Weak<Self> = Arc::downgrade(self);
-        started.listening = Listening::begin(signals, &(task as Weak<dyn StopListener>));
+        // A future to which only the signals refer is lost.
+        started.listening = Listening::begin(signals, self);
         if started.listening.is_none() {
             let must_queue = self.state.wake();
             debug_assert!(!must_queue, "this thread polls");

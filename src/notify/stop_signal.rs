@@ -127,16 +127,18 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// Registers a listener. Returns `None` if one of the signals was given before, in which case other signals may have
+    /// Registers a listener, which this does not keep alive. Returns `None` if one of the signals was given before, in which case other signals may have
     /// told the listener.
-    pub fn begin(signals: Signals, listener: &Weak<dyn StopListener>) -> Option<Self> {
+    pub fn begin<L: StopListener + 'static>(signals: Signals, listener: &Arc<L>) -> Option<Self> {
+        let listener: Weak<L> = Arc::downgrade(listener);
+        let listener: Weak<dyn StopListener> = listener;
         let mut listening = Self { places: SmallVec::new(), deadline: None, process: ProcessMark::current() };
         for signal in signals.signals {
-            let number = signal.listen(Weak::clone(listener))?;
+            let number = signal.listen(Weak::clone(&listener))?;
             listening.places.push((signal, number));
         }
         if let Some((deadlines, deadline)) = signals.deadline {
-            let key = deadlines.listen(deadline, Weak::clone(listener))?;
+            let key = deadlines.listen(deadline, listener)?;
             listening.deadline = Some((deadlines, key));
         }
         Some(listening)

@@ -93,8 +93,7 @@ pub(crate) struct Profile {
 impl Profile {
     /// Starts writing what `recorder` records to the file at `path`, or to one with a [similar name](ProfileFile::open),
     /// in Chrome's format if the name ends in `.json`, as a report if it ends in `.html`, and otherwise in Perfetto's
-    /// format. `spawn` starts the thread and sees to
-    /// it that the thread is joined.
+    /// format. `spawn` starts the thread and sees to it that the thread is joined.
     pub(crate) fn begin(
         recorder: &Recorder,
         path: &Path,

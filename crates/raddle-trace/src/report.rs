@@ -95,8 +95,8 @@ impl Trace {
     }
 
     /// Writes the trace as a single, self-contained HTML page. The page shows what bounds the running time and the
-    /// latency, how long operations of each name waited and ran, also the slowest 1 % of them, a timeline, how busy each worker was, and which
-    /// operations waited for which.
+    /// latency, how long operations of each name waited and ran, also the slowest 1 % of them, a timeline, how busy each
+    /// worker was, and which operations waited for which.
     ///
     /// The latency at the head of the page is the average time from push to end of the operations with one name. Of the
     /// names whose results no other name uses, or of all names if there are none, it is the one with the highest
@@ -172,7 +172,7 @@ impl Trace {
         };
         let _ = write!(data, r#""sites":[{}],"#, list(&mut sites(&ops, &name_of, names.len()).iter().map(of_name)));
         let drawn = ops.len().min(MAX_DRAWN);
-        let Choice { result, results, tied } = choose(&ops[..drawn], &name_of, &priorities);
+        let Choice { result, results, tied } = choose(&ops[..drawn], &index, &name_of, &priorities);
         let result = result.map_or("null".to_owned(), |name| name.to_string());
         // The slowest of a name: how many, the sums of their latencies and of the parts of these, and the name for which
         // they waited longest.
@@ -183,7 +183,7 @@ impl Trace {
             let before = before.map_or("null".to_owned(), |name| name.to_string());
             format!("[{count},{took},{operations},{priority},{worker},{itself},{before}]")
         };
-        let slowest = slowest(&ops[..drawn], &name_of, names.len());
+        let slowest = slowest(&ops[..drawn], &index, &name_of, names.len());
         let _ = write!(data, r#""slowest":[{}],"#, list(&mut slowest.iter().map(of_name)));
         let _ = write!(data, r#""result":{result},"results":{results},"tied":{tied},"#);
         // A row: name, pushed, ready, started, ended, whether it is critical, for how long it waited while a worker
@@ -261,6 +261,11 @@ impl Gathered {
     }
 }
 
+/// Returns the indices, below `len`, of the operations on which `op` depends.
+fn dependencies(op: &TracedOp, index: &HashMap<OpId, usize>, len: usize) -> impl Iterator<Item = usize> {
+    op.depends_on.iter().filter_map(|id| index.get(id).copied()).filter(move |&before| before < len)
+}
+
 /// The name whose latency is at the head of the page.
 struct Choice {
     /// The name's index, or `None` if no operation has ended.
@@ -271,10 +276,9 @@ struct Choice {
     tied: usize,
 }
 
-/// Chooses the name whose latency is at the head of the page: see [`Trace::write_report`]. `name_of` has the index of
-/// each operation's name, and `priorities` the lowest and the highest priority of each name.
-fn choose(ops: &[&TracedOp], name_of: &[usize], priorities: &[(i32, i32)]) -> Choice {
-    let by_id: HashMap<OpId, usize> = ops.iter().enumerate().map(|(index, op)| (op.id, index)).collect();
+/// Chooses the name whose latency is at the head of the page: see [`Trace::write_report`]. `index` has the index of each
+/// operation, `name_of` that of each operation's name, and `priorities` the lowest and the highest priority of each name.
+fn choose(ops: &[&TracedOp], index: &HashMap<OpId, usize>, name_of: &[usize], priorities: &[(i32, i32)]) -> Choice {
     let mut is_used = vec![false; priorities.len()];
     // For each name, the number and the sum of its latencies.
     let mut latencies = vec![(0, Duration::ZERO); priorities.len()];
@@ -285,7 +289,7 @@ fn choose(ops: &[&TracedOp], name_of: &[usize], priorities: &[(i32, i32)]) -> Ch
         // An operation that overwrites a variable does not use its value.
         let uses = op.accesses.iter().filter(|(_, mode)| *mode != AccessMode::Overwrite);
         let uses: HashSet<VarId> = uses.map(|&(variable, _)| variable).collect();
-        for &before in op.depends_on.iter().filter_map(|id| by_id.get(id)) {
+        for before in dependencies(op, index, ops.len()) {
             let mut mutated = ops[before].accesses.iter().filter(|(_, mode)| mode.is_write());
             if name_of[before] != name && mutated.any(|(variable, _)| uses.contains(variable)) {
                 is_used[name_of[before]] = true;
@@ -319,8 +323,7 @@ struct Slowest {
 }
 
 /// Returns the slowest operations of each name.
-fn slowest(ops: &[&TracedOp], name_of: &[usize], names: usize) -> Vec<Slowest> {
-    let by_id: HashMap<OpId, usize> = ops.iter().enumerate().map(|(index, op)| (op.id, index)).collect();
+fn slowest(ops: &[&TracedOp], index: &HashMap<OpId, usize>, name_of: &[usize], names: usize) -> Vec<Slowest> {
     // For each lane, what ran there, by its start.
     let mut lanes: BTreeMap<PlaceKey, Vec<(&Run, i32)>> = BTreeMap::new();
     ops.iter().flat_map(|op| op.runs.iter().map(|run| (run, op.priority))).for_each(|(run, priority)| {
@@ -358,8 +361,7 @@ fn slowest(ops: &[&TracedOp], name_of: &[usize], names: usize) -> Vec<Slowest> {
             slow.priority += priority;
             slow.worker += (started - ready).saturating_sub(priority);
             slow.itself += (op.pushed + took).saturating_sub(started);
-            let before = op.depends_on.iter().filter_map(|id| by_id.get(id)).max_by_key(|&&before| ops[before].ended);
-            if let Some(&before) = before {
+            if let Some(before) = dependencies(op, index, ops.len()).max_by_key(|&before| ops[before].ended) {
                 *waits.entry(name_of[before]).or_insert(Duration::ZERO) += ready - op.pushed;
             }
         }

@@ -3,7 +3,6 @@ use std::{
     panic::Location,
     sync::{
         Arc,
-        Weak,
         // This type is from `std`, so it adds no interleavings. The counts are read only after the threads have been
         // joined.
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -13,10 +12,10 @@ use std::{
 use raddle::{
     Name, WaitError,
     error::Cause,
-    internals::{Cancel, Cancellable, Claim, Failures, Flavour, Function, Listening, Signals, StopListener},
+    internals::{Cancel, Cancellable, Claim, Failures, Flavour, Function, StopListener},
 };
 use raddle_loom_tests::checker::{cell::UnsafeCell, thread};
-use raddle_loom_tests::{COMPLETE, kills, model, pending};
+use raddle_loom_tests::{COMPLETE, kills, listen_beside_cancellation, model, pending};
 
 /// A value whose cell reports races.
 struct Data(UnsafeCell<usize>);
@@ -160,15 +159,8 @@ impl StopListener for Told {
 #[test]
 fn a_listener_that_comes_while_its_operation_is_cancelled_is_told() {
     model(COMPLETE, Flavour::Contract, || {
-        let shared: Arc<Cancellable<dyn Function>> =
-            Arc::new(Cancellable::new(Claim::default(), Name::from("op"), Location::caller(), ()));
-        shared.claim().start().unwrap();
-        let other = Arc::clone(&shared);
-        let canceller = thread::spawn(move || other.cancel(Cancel::Loudly, &Arc::default(), drop));
         let told = Arc::<Told>::default();
-        let listener: Weak<Told> = Arc::downgrade(&told);
-        let signals = Signals { signals: [shared.stop_signal()].into_iter().collect(), ..Signals::default() };
-        let listening = Listening::begin(signals, &(listener as Weak<dyn StopListener>));
+        let (listening, canceller) = listen_beside_cancellation(&told);
         assert!(!canceller.join().unwrap());
         let times = told.0.load(Relaxed);
         assert_eq!(times, usize::from(listening.is_some()), "the listener was not told once");

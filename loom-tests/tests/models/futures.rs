@@ -1,26 +1,25 @@
 //! Operations that are futures, and operations that guards end: which thread polls a future, which thread ends an
 //! operation, and which writes are handed over.
 use std::{
-    panic::Location,
     // These types are from `std`, so they add no interleavings.
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, AtomicUsize as Counter, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
 };
 
 use raddle::{
-    Engine, EngineKind, Name, WaitError,
+    Engine, EngineKind, WaitError,
     error::Cause,
-    internals::{Cancel, Cancellable, Claim, Flavour, Function, Listening, PollState, Signals, StopListener},
+    internals::{Flavour, PollState, StopListener},
 };
 use raddle_loom_tests::checker::{
     cell::UnsafeCell,
     sync::{Mutex, atomic::AtomicUsize},
     thread,
 };
-use raddle_loom_tests::{COMPLETE, Count, kills, model, pending};
+use raddle_loom_tests::{COMPLETE, Count, kills, listen_beside_cancellation, model, pending};
 
 /// A value whose cell reports races.
 struct Data(UnsafeCell<usize>);
@@ -136,16 +135,9 @@ impl StopListener for Model {
 #[test]
 fn a_future_that_begins_to_sleep_while_it_is_cancelled_is_polled_again() {
     model(COMPLETE, Flavour::Contract, || {
-        let op: Arc<Cancellable<dyn Function>> =
-            Arc::new(Cancellable::new(Claim::default(), Name::from("op"), Location::caller(), ()));
-        op.claim().start().unwrap();
-        let other = Arc::clone(&op);
-        let canceller = thread::spawn(move || other.cancel(Cancel::Loudly, &Arc::default(), drop));
         let (future, is_done) = Model::new(1);
         future.polls.add();
-        let signals = Signals { signals: [op.stop_signal()].into_iter().collect(), ..Signals::default() };
-        let listener: Weak<Model> = Arc::downgrade(&future);
-        let listening = Listening::begin(signals, &(listener as Weak<dyn StopListener>));
+        let (listening, canceller) = listen_beside_cancellation(&future);
         if listening.is_none() {
             future.signals.fetch_add(1, Relaxed);
             assert!(!future.state.wake(), "this thread polls");
