@@ -122,6 +122,9 @@ impl<N: Node> BatchStack<N> {
                 let word = unsafe { N::next(node) };
                 // Relaxed: acquired with the head.
                 nodes = word.load(Relaxed);
+                // The word must keep no pointer to a node that may be freed.
+                // Relaxed: the closure owns the node.
+                word.store(null_mut(), Relaxed);
                 reclaim(node);
             }
         };

@@ -52,7 +52,7 @@ use super::{
     slabs::Records,
 };
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-use crate::sync::{Mutex, process::PerProcess, try_lock};
+use crate::sync::{Mutex, MutexGuard, process::PerProcess, try_lock};
 use crate::sync::{
     Ordering::Relaxed,
     atomic::{AtomicPtr, AtomicUsize},
@@ -574,9 +574,7 @@ fn put_on_next(record: Record, size: RecordSize) {
         if MODEL || depot.retired.fetch_add(1, Relaxed) % LISTS_TOGETHER == LISTS_TOGETHER - 1 {
             retire_waiting(size);
             #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-            if let Some(mut rests) = try_lock(RESTS.get(Default::default)) {
-                rests.take().inspect(Thread::unpark);
-            }
+            Keeper::wake();
         }
         // The reclaiming of other objects may have retired slabs.
         epoch::retired(0);
@@ -608,21 +606,52 @@ fn keep(full: Record, size: RecordSize) {
     unsafe { depot(size).batches.push(full) };
 }
 
-/// Taken by the thread that gives an idle process's free records back.
+/// The role of the thread that gives an idle process's free records back: at most one thread of the process has it.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-static SHRINKING: PerProcess<Mutex<()>> = PerProcess::new();
+pub(crate) struct Keeper(#[allow(dead_code)] MutexGuard<'static, ()>);
 
-/// A thread to be unparked once some thousand operations have ended.
+/// Sleeping threads that can become the keeper.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-static RESTS: PerProcess<Mutex<Option<Thread>>> = PerProcess::new();
+static CANDIDATES: PerProcess<Mutex<Vec<Thread>>> = PerProcess::new();
 
-/// Has the calling thread unparked once some thousand operations have ended, unless another thread calls this meanwhile.
-/// Otherwise, the free records of threads that need no worker would be kept while the workers sleep. Only approximate:
-/// neither side waits for the other.
+/// The maximum number of candidates.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) fn wake_when_used() {
-    if let Some(mut rests) = try_lock(RESTS.get(Default::default)) {
-        *rests = Some(std::thread::current());
+const MOST_CANDIDATES: usize = 64;
+
+/// None of these functions waits for another thread. If one is stopped, the free records are kept for longer.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+impl Keeper {
+    /// Makes the calling thread the keeper, unless another thread is.
+    pub(crate) fn try_new() -> Option<Self> {
+        static KEEPER: PerProcess<Mutex<()>> = PerProcess::new();
+        try_lock(KEEPER.get(Default::default)).map(Self)
+    }
+
+    /// Unparks a candidate if no thread is the keeper. Called once in some thousand operations: otherwise, the records
+    /// of operations that need no worker would be kept while the workers sleep.
+    fn wake() {
+        if Self::try_new().is_some() {
+            let candidate = try_lock(CANDIDATES.get(Default::default)).and_then(|mut threads| threads.pop());
+            candidate.inspect(Thread::unpark);
+        }
+    }
+
+    /// Makes the calling thread, which is about to sleep, a candidate.
+    pub(crate) fn stand() {
+        let own = std::thread::current();
+        if let Some(mut threads) = try_lock(CANDIDATES.get(Default::default)) {
+            if threads.len() < MOST_CANDIDATES && threads.iter().all(|other| other.id() != own.id()) {
+                threads.push(own);
+            }
+        }
+    }
+
+    /// Ends what [`stand`](Self::stand) has begun.
+    pub(crate) fn stand_down() {
+        let own = std::thread::current().id();
+        if let Some(mut threads) = try_lock(CANDIDATES.get(Default::default)) {
+            threads.retain(|other| other.id() != own);
+        }
     }
 }
 
@@ -638,8 +667,8 @@ pub(crate) fn retired_batches() -> usize {
     RecordSize::ALL.into_iter().map(|size| depot(size).retired.load(Relaxed)).fold(0, usize::wrapping_add)
 }
 
-/// Returns whether an idle thread should call [`shrink`]: there are batches or lists that wait, or there are more slabs
-/// than the last call has left.
+/// Returns whether an idle thread should call [`shrink`]: there are batches or lists that wait, there are more slabs than
+/// the last call has left, or pages that it has given back have been used again.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn may_shrink() -> bool {
     RecordSize::ALL.into_iter().any(|size| {
@@ -648,18 +677,17 @@ pub(crate) fn may_shrink() -> bool {
         depot.kept.load(Relaxed) > 0
             || !depot.waiting.head.load(Relaxed).is_null()
             || slabs(size).len() > depot.slabs_left.load(Relaxed)
+            || slabs(size).is_reused()
     })
 }
 
 /// Retires the lists that wait. Then gives free records back, and frees slabs, while `goes_on` returns `true` and no
-/// list is filled after [`retired_batches`] has returned `retired`. Calls `rest` after a step in vain. Does nothing
-/// more if another thread does the same.
+/// list is filled after [`retired_batches`] has returned `retired`. Calls `rest` after a step in vain.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) fn shrink(retired: usize, goes_on: impl Fn() -> bool, rest: impl Fn()) {
+pub(crate) fn shrink(_: &Keeper, retired: usize, goes_on: impl Fn() -> bool, rest: impl Fn()) {
     RecordSize::ALL.into_iter().for_each(retire_waiting);
     epoch::pin().flush();
     let goes_on = || goes_on() && retired_batches() == retired;
-    let Some(_alone) = try_lock(SHRINKING.get(Default::default)) else { return };
     // The steps in a row that found no batch, and left as many spare records and slabs as there were, and the sum of
     // these numbers.
     let (mut in_vain, mut sum) = (0, 0usize);
@@ -680,7 +708,7 @@ pub(crate) fn shrink(retired: usize, goes_on: impl Fn() -> bool, rest: impl Fn()
         }
         in_vain = if found || sum != before { 0 } else { in_vain + 1 };
         if in_vain == STEPS_IN_VAIN / 2 {
-            RecordSize::ALL.into_iter().for_each(|size| slabs(size).free_all_spare());
+            RecordSize::ALL.into_iter().for_each(|size| slabs(size).free_all_spare(&goes_on));
         }
         if (1..STEPS_IN_VAIN).contains(&in_vain) {
             rest();

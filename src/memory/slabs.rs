@@ -24,6 +24,8 @@
 //!   slab, or leaves spare slabs to others. A thread that is stopped while it has the hand delays only the reuse and the
 //!   freeing of spare records.
 //!
+//! The first word of a spare record is null, as that of any record that is neither marked nor on a stack.
+//!
 //! Records that threads at rest have cached lie in many slabs, none of which can be freed. So an idle process gives back
 //! the pages between them.
 //!
@@ -49,7 +51,7 @@ use crate::{
     sync::{
         Mutex,
         Ordering::Relaxed,
-        atomic::{AtomicPtr, AtomicUsize},
+        atomic::{AtomicBool, AtomicPtr, AtomicUsize},
         cell::UnsafeCell,
         edge::{self, acquire, release},
         try_lock,
@@ -151,6 +153,8 @@ pub struct Slabs {
     spare: AtomicUsize,
     /// The number of slabs that are not freed.
     len: AtomicUsize,
+    /// Whether records have been taken whose pages had been given back.
+    is_reused: AtomicBool,
     /// The size of a record.
     size: usize,
     /// The number of records in a slab.
@@ -175,6 +179,7 @@ impl Slabs {
             newest: AtomicPtr::default(),
             spare: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
+            is_reused: AtomicBool::new(false),
             size,
             records,
             layout: Layout::from_size_align(len, len).expect("the size of a slab should be valid"),
@@ -252,7 +257,11 @@ impl Slabs {
         }
         if !taken.is_empty() {
             // SAFETY: (1).
-            head.vacated.with_mut(|vacated| unsafe { *vacated = 0 });
+            let vacated = head.vacated.with_mut(|vacated| unsafe { std::mem::take(&mut *vacated) });
+            if vacated > 0 {
+                // Relaxed: a hint.
+                self.is_reused.store(true, Relaxed);
+            }
         }
         taken
     }
@@ -294,6 +303,13 @@ impl Slabs {
     pub(super) fn len(&self) -> usize {
         // Relaxed: only a count.
         self.len.load(Relaxed)
+    }
+
+    /// Returns whether records have been taken whose pages [`free_all_spare`](Self::free_all_spare) had given back.
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    pub(super) fn is_reused(&self) -> bool {
+        // Relaxed: a hint.
+        self.is_reused.load(Relaxed)
     }
 
     /// Returns the approximate number of spare records.
@@ -374,15 +390,20 @@ impl Slabs {
     ///
     /// # Safety
     /// 1. The record came from a list of slabs, and the caller owns it; no other thread uses it, not even while pinned.
+    /// 2. The caller is pinned, or owns another record of the same slab.
     pub(super) unsafe fn give_back(&self, record: Record) {
         let (slab, at) = self.locate(record);
-        // SAFETY: by (1) the record is taken, so its slab is not freed before it is put on the stack.
+        // SAFETY: by (1) the record is taken, so its slab is not freed before the record is spare, and by (2) not before
+        // the end of this call either.
         let Slab { spare, owner, .. } = unsafe { slab.as_ref() };
         // SAFETY: the owner does not change once the slab is listed.
         if owner.with(|owner| unsafe { *owner }) != std::ptr::from_ref(self) {
             // A forked child frees nothing of its parent's.
             return;
         }
+        // SAFETY: (1).
+        // Relaxed: the value is only compared.
+        debug_assert!(unsafe { records::word(record) }.load(Relaxed).is_null(), "the record is marked or on a stack");
         let (word, bit) = (at / BITS, 1 << (at % BITS));
         let before = spare[word].fetch_or(bit, release(edge::spare::GIVEN));
         debug_assert_eq!(before & bit, 0, "a spare record is given back");
@@ -407,11 +428,16 @@ impl Slabs {
         epoch::retired(freed * self.layout.size());
     }
 
-    /// Frees all slabs that have only spare records, and the pages of the others that belong to spare records. Does not
-    /// touch the newest slab.
-    pub fn free_all_spare(&self) {
+    /// Frees all slabs that have only spare records, and the pages of the others that belong to spare records, while
+    /// `goes_on` returns `true`. Does not touch the newest slab.
+    pub fn free_all_spare(&self, goes_on: impl Fn() -> bool) {
+        // Relaxed: a hint.
+        self.is_reused.store(false, Relaxed);
         // The hand passes each slab at least once, and the end of the list.
         for _ in 0..=self.len().div_ceil(LOOKS) {
+            if !goes_on() {
+                return;
+            }
             // SAFETY: the slab is listed, and the caller of the closure has the hand.
             self.free_spare_slabs(|slab| unsafe {
                 self.vacate(slab);
@@ -520,7 +546,8 @@ impl Slabs {
 
     /// Gives back a record, which no pinned thread uses.
     pub fn give_back_record(&self, record: records::PooledRecord) {
-        // SAFETY: the models give back each record once.
+        // SAFETY: (1): the models give back each record once. In place of (2), a slab's memory is kept until the
+        // interleaving ends.
         unsafe { self.give_back(record.0) };
     }
 }
@@ -531,13 +558,15 @@ mod tests {
 
     use super::*;
 
-    /// Returns the number of pages of a slab that have memory.
+    /// Returns how much memory a slab has, in bytes.
     fn resident(slabs: &Slabs, slab: NonNull<Slab>) -> usize {
+        // SAFETY: the call only reads a property of the system.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).expect("the size of a page");
         let mut pages = [0; SIZE / 4096];
         // SAFETY: there is room for a byte for each page of the slab.
         let result = unsafe { libc::mincore(slab.as_ptr().cast(), slabs.layout.size(), pages.as_mut_ptr()) };
         assert_eq!(result, 0);
-        pages.into_iter().filter(|page| page & 1 == 1).count()
+        page * pages.into_iter().filter(|page| page & 1 == 1).count()
     }
 
     #[test]
@@ -550,7 +579,7 @@ mod tests {
         let mut of_slab = HashSet::new();
         for &record in &taken {
             // SAFETY: this test owns the record.
-            unsafe { record.cast::<[u8; 128]>().write([0xff; 128]) };
+            unsafe { record.cast().write((0_usize, [0xff_u8; 120])) };
             if of_slab.insert(slabs.locate(record).0) {
                 kept.push(record);
             } else {
@@ -558,11 +587,13 @@ mod tests {
                 unsafe { slabs.give_back(record) };
             }
         }
-        let bytes = || of_slab.iter().map(|&slab| resident(slabs, slab)).sum::<usize>() * 4096;
-        assert_eq!(bytes(), 20 * SIZE);
-        slabs.free_all_spare();
-        // All that is left are the newest slab, and the heads and the kept records of the others.
-        assert_eq!((slabs.len(), bytes()), (20, 19 * 4096 + SIZE));
+        let all: Vec<_> = of_slab.iter().map(|&slab| resident(slabs, slab)).collect();
+        assert_eq!(all, [SIZE; 20]);
+        slabs.free_all_spare(|| true);
+        // All that is left are the newest slab, and a page with the head and the kept record of each other one.
+        let left: Vec<_> =
+            of_slab.iter().map(|&slab| resident(slabs, slab)).filter(|&bytes| bytes < SIZE / 2).collect();
+        assert_eq!((slabs.len(), left.len()), (20, 19), "{left:?}");
         let mut again: HashSet<_> = kept.iter().copied().collect();
         while slabs.spare() >= slabs.records {
             let more = slabs.take(TOGETHER);
@@ -573,7 +604,7 @@ mod tests {
         assert!(again.len() > all.len() - slabs.records && again.is_subset(&all));
         for record in kept {
             // SAFETY: this test owns the record.
-            assert_eq!(unsafe { record.cast::<[u8; 128]>().read() }, [0xff; 128]);
+            assert_eq!(unsafe { record.cast::<(usize, [u8; 120])>().read() }, (0_usize, [0xff_u8; 120]));
         }
     }
 }

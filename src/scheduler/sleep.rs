@@ -366,29 +366,38 @@ impl Sleep {
     /// Parks until woken; may wake spuriously. Afterwards, the worker is a searcher and no longer announced.
     ///
     /// If the process keeps free records, and the worker is not woken and few operations end for a while, the worker gives
-    /// the records back. `wakes` is as in [`park_timed`](Self::park_timed).
+    /// the records back, unless another one does. `wakes` is as in [`park_timed`](Self::park_timed).
     pub fn park(&self, worker: usize, wakes: u64) {
         #[cfg(not(any(raddle_loom, raddle_shuttle)))]
         loop {
-            let retired = pool::retired_batches();
-            if pool::may_shrink() {
-                let start = Instant::now();
+            let is_asleep = || self.wakes_of(worker) == wakes;
+            if let Some(keeper) = pool::Keeper::try_new().filter(|_| pool::may_shrink()) {
+                let (start, retired) = (Instant::now(), pool::retired_batches());
                 thread::park_timeout(UNTIL_SHRINKING);
-                let is_asleep = || self.wakes_of(worker) == wakes && start.elapsed() >= UNTIL_SHRINKING;
-                if is_asleep() {
-                    pool::shrink(retired, is_asleep, || thread::park_timeout(SHRINKING_PAUSE));
+                let has_rested = is_asleep() && start.elapsed() >= UNTIL_SHRINKING;
+                if has_rested {
+                    pool::shrink(&keeper, retired, is_asleep, || thread::park_timeout(SHRINKING_PAUSE));
                 }
                 if !is_asleep() {
-                    return self.end_park(worker);
+                    break;
+                }
+                if !has_rested || pool::retired_batches() != retired {
+                    continue;
                 }
             }
-            pool::wake_when_used();
-            if pool::retired_batches() == retired {
+            // While this thread sleeps, operations that need no worker may leave free records.
+            pool::Keeper::stand();
+            thread::park();
+            pool::Keeper::stand_down();
+            if !is_asleep() {
                 break;
             }
         }
-        let _ = wakes;
-        thread::park();
+        #[cfg(any(raddle_loom, raddle_shuttle))]
+        {
+            let _ = wakes;
+            thread::park();
+        }
         self.end_park(worker);
     }
 

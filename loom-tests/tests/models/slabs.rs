@@ -140,20 +140,23 @@ fn a_slab_is_freed_once_all_its_records_are_spare_and_no_thread_visits_it() {
     });
 }
 
-/// A thread gives a record back, while another gives the pages of spare records back to the system.
+/// A thread gives a record back, while another takes one, and a third gives the pages of spare records back to the
+/// system.
 #[test]
-fn the_pages_of_a_record_are_given_back_after_its_last_use() {
-    model(COMPLETE, ContractForReaders, || {
+fn the_pages_of_a_record_are_given_back_after_its_last_use_and_before_the_next() {
+    model(3, ContractForReaders, || {
         let slabs = Arc::new(Slabs::default());
         let [one, _kept] = take(&slabs);
         let _newest = take(&slabs);
-        let gives = Arc::clone(&slabs);
+        let (gives, takes) = (Arc::clone(&slabs), Arc::clone(&slabs));
         let giver = thread::spawn(move || {
             fill(one, 1);
             give_back(&gives, one);
         });
-        slabs.free_all_spare();
+        let taker = thread::spawn(move || takes.take_spare_records(1).into_iter().for_each(|record| record.write(2)));
+        slabs.free_all_spare(|| true);
         giver.join().unwrap();
+        taker.join().unwrap();
     });
 }
 
@@ -172,7 +175,7 @@ kills! {
         "spare::ALL": "Causality violation",
         "step::RETIRE": "use after reclamation",
     }
-    the_pages_of_a_record_are_given_back_after_its_last_use {
+    the_pages_of_a_record_are_given_back_after_its_last_use_and_before_the_next {
         "spare::VACATED": "Causality violation",
     }
 }

@@ -116,8 +116,9 @@ fn wake_all_wakes_a_worker_that_is_not_announced() {
 fn a_woken_worker_is_a_searcher_and_not_announced() {
     let sleep = with_threads();
     sleep.announce(70, SearchState::Inactive, ParkKind::Untimed);
+    let wakes = sleep.wakes_of(70);
     sleep.notify();
-    sleep.park(70, sleep.wakes_of(70));
+    sleep.park(70, wakes);
     assert_eq!(sleepers(&sleep), []);
     assert_not_woken();
     assert!(sleep.stop_search());
