@@ -168,7 +168,9 @@ impl Group {
     /// ```
     #[must_use = "it returns the group"]
     pub fn jobs(self, jobs: usize) -> Self {
-        self.core.resources().add(&self.shared.set_bound(ResourceCore::bound(jobs)));
+        if self.core.live().is_ok() {
+            self.core.resources().add(&self.shared.set_bound(ResourceCore::bound(jobs)));
+        }
         self
     }
 

@@ -22,7 +22,9 @@ impl Engine {
     #[must_use]
     pub fn resource(&self, units: usize) -> Resource {
         let shared = Arc::new(units::ResourceCore::new(self.core().tag(), units as u64, false));
-        self.core().resources().add(&shared);
+        if self.core().live().is_ok() {
+            self.core().resources().add(&shared);
+        }
         Resource { core: Arc::clone(self.core()), shared }
     }
 }

@@ -134,12 +134,12 @@ pub(super) fn give_back(core: &Arc<Core>, op: &Op<Task>) {
     let Some(units) = op.task().limits().and_then(Limits::units) else { return };
     match units.set(UnitsState::Ended) {
         UnitsState::Held => resume(core, ResourceCore::give_back(units.needs())),
-        UnitsState::Still => {
+        UnitsState::Still => resume(core, ResourceCore::give_back(&units.part(false))),
+        UnitsState::Parent => {
             let named = units.part(false);
             resume(core, ResourceCore::hold_still(&named, false));
             resume(core, ResourceCore::give_back(&named));
         }
-        UnitsState::Parent => resume(core, ResourceCore::give_back(&units.part(false))),
         UnitsState::None | UnitsState::Waits | UnitsState::Ended => {}
     }
 }
@@ -182,20 +182,22 @@ impl Core {
         }
     }
 
-    /// Gives back the units of bounds that `op` holds, a parent whose own work has ended.
+    /// Gives back the units of bounds that `op` holds, a parent whose own work has ended. From now on, the parent waits
+    /// for its children.
     pub(crate) fn leave_bounds(self: &Arc<Self>, op: &Op<Task>) {
         let Some(units) = op.task().limits().and_then(Limits::units) else { return };
         if units.change(UnitsState::Held, UnitsState::Parent) {
-            resume(self, ResourceCore::give_back(&units.part(true)));
+            resume(self, ResourceCore::hold_still(units.needs(), true));
         }
     }
 
-    /// Calls `wait`, in which the calling thread sleeps. During the call, the operations on this thread that hold units
-    /// lend those of bounds, and none of the others are kept for waiters.
-    pub(crate) fn while_units_are_still<R>(wait: impl FnOnce() -> R) -> R {
+    /// Calls `wait`, in which the calling thread sleeps until `deadline` at the latest. During the call, the operations
+    /// on this thread that hold units [lend](ResourceCore::hold_still) those of bounds.
+    pub(crate) fn while_units_are_still<R>(deadline: Option<Instant>, wait: impl FnOnce() -> R) -> R {
         let mut still = SmallVec::<[(Arc<Self>, NonNull<Op<Task>>); 1]>::new();
         frame::each_limited(|core, op| {
-            let units = op.task().limits().and_then(Limits::units);
+            // In a forked child, the operations around a new engine's belong to the parent process.
+            let units = op.task().limits().and_then(Limits::units).filter(|_| !core.is_forked());
             if units.is_some_and(|units| units.change(UnitsState::Held, UnitsState::Still)) {
                 still.push((Arc::clone(core), NonNull::from(op)));
             }
@@ -215,11 +217,10 @@ impl Core {
         for (core, op) in still {
             // In a forked child, the operation belongs to the parent process.
             let Some(units) = units_of(op).filter(|_| !core.is_forked()) else { continue };
+            resume(&core, ResourceCore::hold_still(&units.part(false), false));
             let bounds = units.part(true);
-            take_back(&bounds);
-            if units.change(UnitsState::Still, UnitsState::Held) {
-                resume(&core, ResourceCore::hold_still(&units.part(false), false));
-            } else {
+            take_back(&bounds, deadline);
+            if !units.change(UnitsState::Still, UnitsState::Held) {
                 // The operation has ended meanwhile.
                 resume(&core, ResourceCore::give_back(&bounds));
             }
@@ -229,12 +230,13 @@ impl Core {
 }
 
 /// Takes units of bounds for a function that goes on after a wait. If they do not become free within [`LONGEST_STAY`],
-/// takes them all the same: those who hold them may depend on this function.
-fn take_back(bounds: &Needs) {
+/// nor before `deadline`, takes them all the same: those who hold them may depend on this function.
+fn take_back(bounds: &Needs, deadline: Option<Instant>) {
     let (oneshot, mut number) = (Oneshot::new(), 0);
     let waiter = UnitsWaiter::Function(Arc::clone(&oneshot));
     if let Admission::Waits = ResourceCore::enter(RETURNING, bounds, waiter, |_| true, |given| number = given) {
-        let until = Instant::now() + LONGEST_STAY;
+        let longest = Instant::now() + LONGEST_STAY;
+        let until = deadline.map_or(longest, |deadline| deadline.min(longest));
         if oneshot.wait(Some(until)).is_err() {
             ResourceCore::take_anyway(RETURNING, bounds, number);
         }

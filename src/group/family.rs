@@ -361,7 +361,7 @@ impl Family {
             });
             Ok(Need { resource: Arc::clone(part), units: need.units })
         };
-        uses.iter().map(replace).collect()
+        uses.iter().filter(|need| need.units != 0).map(replace).collect()
     }
 
     /// Pushes a child.

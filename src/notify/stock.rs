@@ -15,13 +15,16 @@
 //! each resource as many as it needs. As this order is total, one of the waiters for which units are kept is admitted
 //! once enough are given back, whatever others they lack, and so on for the next.
 //!
-//! Nothing is kept in a resource while an operation that holds units of it [waits](Stock::hold_still), since what it
-//! waits for may need units as well, and would wait for those who wait for the operation.
+//! Nothing is kept for a waiter while an operation that holds units of one of its resources [waits](Stock::hold_still),
+//! since what that operation waits for may need the units that would be kept. So a waiter whose resources have no such
+//! holder is admitted once all other holders have given their units back.
 //!
 //! # Who may touch what
 //!
 //! * A [`StockPool`] has the queues of its resources. Each resource begins with a pool of its own. Resources that
-//!   someone needs together share one from then on ([`join`]): one pool moves into the other. A pool never comes back.
+//!   someone needs together share one from then on ([`join`]): the smaller pool moves into the other, so a resource
+//!   finds its queues in a number of steps that grows with the logarithm of the number of pools. A pool never comes
+//!   back.
 //! * The [`UnitCount`]s of a resource: under the lock of its pool.
 //!
 //! There are no edges: locks hand everything over.
@@ -34,6 +37,7 @@
 use std::{
     cmp::Reverse,
     collections::VecDeque,
+    ops::RangeInclusive,
     ptr,
     sync::{Arc, OnceLock},
 };
@@ -89,7 +93,7 @@ pub struct Stock<W> {
     taken: UnitCount,
     /// The units kept for waiters, as far as the present search has found.
     kept: UnitCount,
-    /// The number of operations that hold units and wait.
+    /// The number of operations that hold units and wait, for something or for their children.
     still: UnitCount,
     /// The pool, or one that has moved into it.
     pool: Arc<StockPool<W>>,
@@ -137,11 +141,13 @@ struct Queues<W> {
     queues: Vec<Queue<W>>,
     /// The number of the last waiter.
     last: u64,
+    /// The number of pools that have become this one.
+    pools: usize,
 }
 
 impl<W> Default for Queues<W> {
     fn default() -> Self {
-        Self { queues: Vec::new(), last: 0 }
+        Self { queues: Vec::new(), last: 0, pools: 1 }
     }
 }
 
@@ -178,10 +184,10 @@ impl<W> Queue<W> {
         self.waiters.front().is_some_and(|first| self.overtaken - first.overtaken >= MAX_OVERTAKEN)
     }
 
-    /// Keeps units for the first waiter.
+    /// Keeps units for the first waiter, unless an operation that holds units of one of its resources waits.
     fn keep(&self) {
-        for Need { resource, units } in &self.needs {
-            if resource.still.get() == 0 {
+        if self.needs.iter().all(|need| need.resource.still.get() == 0) {
+            for Need { resource, units } in &self.needs {
                 resource.kept.set(resource.kept.get().max(*units));
             }
         }
@@ -245,6 +251,13 @@ impl<W> Queues<W> {
             let at = self.queues.partition_point(|other| other.order() < queue.order());
             self.queues.insert(at, queue);
         }
+    }
+
+    /// Moves the queues of another pool here.
+    fn absorb(&mut self, other: &mut Self) {
+        self.last = self.last.max(other.last);
+        self.pools += other.pools;
+        other.queues.drain(..).for_each(|queue| self.insert(queue));
     }
 
     /// Admits waiters until no other can be admitted.
@@ -408,8 +421,9 @@ impl<W> Stock<W> {
         Self::change(needs, |need| need.resource.taken.subtract(need.units))
     }
 
-    /// Records that an operation that holds these units waits, or that it does no longer: lends the units of bounds,
-    /// and keeps none of the others' meanwhile. Returns the waiters that are admitted.
+    /// Records that an operation that holds these units waits, or that it does no longer: gives back the units of
+    /// bounds, and keeps nothing for waiters that need the other resources meanwhile. Returns the waiters that are
+    /// admitted.
     pub fn hold_still(needs: &[Need<W>], waits: bool) -> Vec<LeftQueue<W>> {
         Self::change(needs, |need| {
             let Stock { is_bound, taken, still, .. } = &*need.resource;
@@ -458,15 +472,20 @@ impl<W> Stock<W> {
         })
     }
 
-    /// Calls `look`, under the lock, with each waiter that needs units of this resource, and with how many.
-    pub fn each_waiter(&self, mut look: impl FnMut(&W, u64)) {
+    /// Calls `look`, under the lock, with each waiter that needs one of these numbers of units of this resource. Returns
+    /// whether any waiter needs units of it.
+    pub fn each_waiter(&self, units: RangeInclusive<u64>, mut look: impl FnMut(&W)) -> bool {
         self.with(|queues| {
+            let mut are_wanted = false;
             for queue in &queues.queues {
                 let need = queue.needs.iter().find(|need| ptr::eq(&raw const *need.resource, self));
-                let Some(need) = need else { continue };
-                queue.waiters.iter().for_each(|place| look(&place.waiter, need.units));
+                are_wanted |= need.is_some();
+                if need.is_some_and(|need| units.contains(&need.units)) {
+                    queue.waiters.iter().for_each(|place| look(&place.waiter));
+                }
             }
-        });
+            are_wanted
+        })
     }
 
     /// Calls `change` with each need, under the lock, and admits waiters.
@@ -498,17 +517,20 @@ impl<W> StockPool<W> {
         }
     }
 
-    /// Moves one of two pools into the other, unless a pool has moved or they are the same.
+    /// Moves the smaller of two pools into the other, unless a pool has moved.
     fn join(one: &Arc<Self>, other: &Arc<Self>) {
-        let (into, from) = if Arc::as_ptr(one) < Arc::as_ptr(other) { (one, other) } else { (other, one) };
-        if Arc::ptr_eq(into, from) {
+        let (first, second) = if Arc::as_ptr(one) < Arc::as_ptr(other) { (one, other) } else { (other, one) };
+        let (mut first_state, mut second_state) = (lock(&first.0), lock(&second.0));
+        let (StockPoolState::Here(of_first), StockPoolState::Here(of_second)) = (&mut *first_state, &mut *second_state)
+        else {
             return;
-        }
-        let (mut to, mut moved) = (lock(&into.0), lock(&from.0));
-        if let (StockPoolState::Here(to), StockPoolState::Here(queues)) = (&mut *to, &mut *moved) {
-            to.last = to.last.max(queues.last);
-            queues.queues.drain(..).for_each(|queue| to.insert(queue));
-            *moved = StockPoolState::Moved(Arc::clone(into));
+        };
+        if of_first.pools < of_second.pools {
+            of_second.absorb(of_first);
+            *first_state = StockPoolState::Moved(Arc::clone(second));
+        } else {
+            of_first.absorb(of_second);
+            *second_state = StockPoolState::Moved(Arc::clone(first));
         }
     }
 }

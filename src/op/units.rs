@@ -8,7 +8,7 @@
 //! | `WAITS` | the operation is in a queue of the resources' [pool](crate::notify::stock) | `HELD`, or `NONE` if it is cancelled |
 //! | `HELD` | the operation has all its units | `STILL`, `PARENT`, `ENDED` |
 //! | `STILL` | its function waits, and has lent the units of bounds | `HELD`, `ENDED` |
-//! | `PARENT` | its own work has ended, and it has given back the units of bounds; its children run | `ENDED` |
+//! | `PARENT` | its own work has ended, and it has given back the units of bounds; it waits for its children | `ENDED` |
 //! | `ENDED` | it has given back all units | – |
 //!
 //! # Who may touch what
@@ -16,9 +16,12 @@
 //! * `needs`: constant.
 //! * `state`: up to `HELD`, set by the owner of the ready operation, or by the thread that takes it out of its queue;
 //!   then by the thread whose wait begins or ends, the thread that ends the parent's work, and the thread that ends the
-//!   operation. Whoever leaves `HELD` or `STILL` first gives back what that state held.
+//!   operation, which may do so during a wait. Whoever leaves `HELD` gives back what `HELD` has and the next state has
+//!   not, and whoever leaves `STILL` or `PARENT` gives back the units that the operation names. The thread that waits
+//!   gives back the units of bounds that it has taken again after the wait if the operation has ended meanwhile.
 
 use std::{
+    collections::HashMap,
     ptr::NonNull,
     sync::{Arc, Weak},
 };
@@ -140,26 +143,27 @@ pub(crate) struct Resources(Mutex<Option<Box<ResourceList>>>);
 #[derive(Debug, Default)]
 struct ResourceList {
     bound: Option<Arc<ResourceCore>>,
-    used: Vec<Weak<ResourceCore>>,
+    /// The resources by their addresses, among them some that exist no longer.
+    used: HashMap<usize, Weak<ResourceCore>>,
+    /// The number of resources from which on those that exist no longer are removed.
+    is_many: usize,
 }
 
 impl Resources {
     pub(crate) fn add(&self, resource: &Arc<ResourceCore>) {
         let mut list = lock(&self.0);
-        let used = &mut list.get_or_insert_default().used;
-        if used.iter().any(|known| known.as_ptr() == Arc::as_ptr(resource)) {
-            return;
+        let ResourceList { used, is_many, .. } = &mut **list.get_or_insert_default();
+        used.entry(Arc::as_ptr(resource).addr()).or_insert_with(|| Arc::downgrade(resource));
+        if used.len() > *is_many {
+            used.retain(|_, known| known.strong_count() > 0);
+            *is_many = 2 * used.len();
         }
-        if used.len() == used.capacity() {
-            used.retain(|known| known.strong_count() > 0);
-        }
-        used.push(Arc::downgrade(resource));
     }
 
     /// Returns those that still exist.
     pub(crate) fn all(&self) -> Vec<Arc<ResourceCore>> {
         let list = lock(&self.0);
-        list.iter().flat_map(|list| &list.used).filter_map(Weak::upgrade).collect()
+        list.iter().flat_map(|list| list.used.values()).filter_map(Weak::upgrade).collect()
     }
 
     pub(crate) fn bound(&self) -> Option<Arc<ResourceCore>> {

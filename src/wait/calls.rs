@@ -240,7 +240,7 @@ pub(crate) fn sleep<R>(
     };
     let waits = running::stop_running();
     let sleep = || sleep_listed(core, kind, awaits, goal, Instant::now(), is_over, wait);
-    let result = Core::while_units_are_still(sleep);
+    let result = Core::while_units_are_still(deadline, sleep);
     drop(waits);
     regain_worker(deadline);
     result

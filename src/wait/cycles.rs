@@ -16,7 +16,8 @@
 //!
 //! A single operation that waits seldom holds all units of a resource. So a walk that visits one which holds some of
 //! them assumes that the waits of all threads whose operations hold others are not over either. If the walk finds a
-//! cycle but does not reach all these waits, it is repeated without those that it has not reached.
+//! cycle but does not reach all these waits, it is repeated without those that it has not reached. A wait is asked to
+//! end the cycle only if there is none without it: otherwise, its own walk may find none.
 //!
 //! A queued operation does not start before the operation ahead of it is complete, and an operation that is not
 //! asynchronous does not complete while its function waits. Until the completion of an asynchronous operation has been
@@ -413,20 +414,21 @@ impl Walk {
             // SAFETY: the operation was not complete at some moment since this thread was pinned.
             let task = unsafe { holder.as_ref() }.task();
             let Some(units) = task.limits().and_then(Limits::units).filter(|units| units.are_held()) else { continue };
-            let is_new = self.holders.insert(holder);
+            if !self.holders.insert(holder) {
+                continue;
+            }
             // The units of bounds are lent.
             for Need { resource, units } in units.needs().iter().filter(|need| !need.resource.is_bound()) {
                 let held = self.held.entry(Arc::as_ptr(resource)).or_default();
-                *held += if is_new { *units } else { 0 };
-                let left = resource.units().saturating_sub(*held);
-                let mut are_wanted = false;
-                resource.each_waiter(|waiter, needed| {
-                    are_wanted = true;
+                let (before, left) = (resource.units() - *held, resource.units().saturating_sub(*held + units));
+                let is_first = *held == 0;
+                *held = resource.units() - left;
+                let are_wanted = resource.each_waiter(left + 1..=before, |waiter| {
                     if let UnitsWaiter::Op(op) = waiter {
-                        self.ahead.extend((left < needed).then_some((op.cast(), from)));
+                        self.ahead.push((op.cast(), from));
                     }
                 });
-                if is_new && are_wanted && !self.only_closing {
+                if is_first && are_wanted && !self.only_closing {
                     self.assume_waits(resource, from, &mut holders);
                 }
             }
@@ -458,12 +460,18 @@ impl Walk {
         });
     }
 
-    /// Returns the numbers of the waits that the walk has assumed not to be over, but has not reached, if it has found
-    /// a cycle.
-    fn unreached(&self) -> Option<HashSet<u64>> {
-        self.found?;
-        let unreached = &self.assumed - &self.seen;
-        (!unreached.is_empty()).then_some(unreached)
+    /// Walks from what the calling thread is inside of, and assumes nothing about waits that it does not reach if it
+    /// finds a cycle, nor about those in `not_assumed`.
+    fn assuming_what_it_reaches(waiter: &ListedWaiter<'_>, mut not_assumed: HashSet<u64>) -> Self {
+        loop {
+            let mut walk = Self::from(waiter, false, not_assumed);
+            walk.run();
+            if walk.found.is_none() || walk.assumed.is_subset(&walk.seen) {
+                return walk;
+            }
+            not_assumed = mem::take(&mut walk.not_assumed);
+            not_assumed.extend(walk.assumed.difference(&walk.seen));
+        }
     }
 
     /// Walks until the walk returns to its own wait, or finds nothing new.
@@ -521,13 +529,7 @@ pub(crate) struct Cycle {
 pub(crate) fn find_cycle(waiter: &ListedWaiter<'_>, is_single: bool) -> Option<Cycle> {
     // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();
-    let mut walk = Walk::from(waiter, false, HashSet::new());
-    walk.run();
-    while let Some(mut unreached) = walk.unreached() {
-        unreached.extend(mem::take(&mut walk.not_assumed));
-        walk = Walk::from(waiter, false, unreached);
-        walk.run();
-    }
+    let mut walk = Walk::assuming_what_it_reaches(waiter, HashSet::new());
     if walk.found.is_none() && waiter.kind() != WaiterKind::Timed {
         // A wait with a time limit must end the cycle.
         walk.follow_timed();
@@ -537,18 +539,30 @@ pub(crate) fn find_cycle(waiter: &ListedWaiter<'_>, is_single: bool) -> Option<C
         }
         return None;
     }
-    let (from, op) = walk.found?;
+    let (mut from, mut op) = walk.found?;
     let is_refusable = |step: &&WalkStep| step.kind == WaiterKind::Refusable;
     let is_last = |step: &WalkStep| step.number < waiter.number();
-    let ends_it = match waiter.kind() {
-        // Other walks do not follow a wait with a time limit, so this thread must end the cycle.
-        WaiterKind::Timed => true,
-        WaiterKind::Refusable => walk.cycle(from).filter(is_refusable).all(is_last),
-        WaiterKind::Closing => walk.cycle(from).all(|step| step.kind == WaiterKind::Closing && is_last(step)),
-    };
-    if !ends_it {
+    loop {
+        let ends_it = match waiter.kind() {
+            // Other walks do not follow a wait with a time limit, so this thread must end the cycle.
+            WaiterKind::Timed => true,
+            WaiterKind::Refusable => walk.cycle(from).filter(is_refusable).all(is_last),
+            WaiterKind::Closing => walk.cycle(from).all(|step| step.kind == WaiterKind::Closing && is_last(step)),
+        };
+        if ends_it {
+            break;
+        }
         let last = |of: &dyn Fn(&&WalkStep) -> bool| walk.cycle(from).filter(of).map(|step| step.number).max();
-        waiters().ask(last(&is_refusable).or_else(|| last(&|_| true)));
+        let last = last(&is_refusable).or_else(|| last(&|_| true))?;
+        if walk.assumed.contains(&last) {
+            let not_assumed = walk.not_assumed.iter().copied().chain([last]).collect();
+            let without = Walk::assuming_what_it_reaches(waiter, not_assumed);
+            if let Some(found) = without.found {
+                (walk, (from, op)) = (without, found);
+                continue;
+            }
+        }
+        waiters().ask([last]);
         return None;
     }
     if !waiters().all_wait(walk.cycle(from).map(|step| step.number)) {

@@ -14,7 +14,7 @@ use std::{
 
 use common::{AWHILE, Drops, Gate, Journal, KINDS, MOMENT, THREADED, eventually, failure, hold, on_kinds, watched};
 use raddle::{
-    Completion, Device, Engine, EngineKind, OpHandle, PushError, Resource, Shutdown, WaitError, completion, cx,
+    Completion, Device, Engine, EngineKind, OpHandle, PushError, Resource, Shutdown, WaitError, chosen, completion, cx,
     error::{Cause, Misfit},
     gpu::{SimulatedGpu, simulated::Clock},
     stream,
@@ -182,6 +182,52 @@ fn runs_of_operators_use_units() {
         (0..50).for_each(|_| run.push().unwrap());
         run.submit().unwrap().wait().unwrap();
         engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn operators_with_arguments_use_units() {
+    on_kinds(&THREADED, 4, |engine| {
+        let (one, account, sum) = (engine.resource(1), Account::new(1), engine.var(0));
+        let during = move || {
+            account.take(1);
+            thread::yield_now();
+            account.give_back(1);
+        };
+        let inner = during.clone();
+        let add = engine.op("add").uses(&one, 1).operator_with(sum.write(), move |sum, more: u64| {
+            inner();
+            *sum += more;
+        });
+        let add_to =
+            engine.op("add to").uses(&one, 1).operator_on(chosen::write(), (), move |to: &mut u64, (), more| {
+                during();
+                *to += more;
+            });
+        let (add, add_to, others) = (add.unwrap(), add_to.unwrap(), [engine.var(0), engine.var(0)]);
+        for at in 0..30 {
+            add.push(at).unwrap();
+            add_to.push_on(&others[at as usize % 2], at).unwrap();
+        }
+        engine.wait_for_all().unwrap();
+        let [even, odd] = others.map(|other| engine.get(&other).unwrap());
+        assert_eq!((engine.get(&sum).unwrap(), even, odd), (435, 210, 225));
+        let too_many = engine.op("").uses(&one, 2).operator_with((), |(), _: ()| {});
+        assert_eq!(too_many.err(), Some(PushError::Unfit(Misfit::TooManyUnits { needed: 2, units: 1 })));
+    });
+}
+
+/// The resources share their queues from the first push on, in an order in which each is found behind all later ones.
+#[test]
+fn many_resources_may_be_used_together() {
+    on_kinds(&[EngineKind::Naive], 1, |engine| {
+        let resources: Vec<_> = (0..if cfg!(miri) { 50 } else { 50_000 }).map(|_| engine.resource(1)).collect();
+        for pair in resources.windows(2).rev() {
+            engine.op("").uses(&pair[0], 1).uses(&pair[1], 1).push((), |()| {}).unwrap();
+        }
+        engine.wait_for_all().unwrap();
+        // The first is dropped last.
+        resources.into_iter().rev().for_each(drop);
     });
 }
 
@@ -430,6 +476,88 @@ fn nothing_is_kept_while_a_holder_waits() {
     });
 }
 
+/// Inside an operation that has the unit of `held`, one waits that needs the unit of `free`. Before it comes another
+/// that needs both.
+#[test]
+fn nothing_is_kept_for_who_lacks_what_a_waiting_holder_has() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (held, free) = (engine.resource(1), engine.resource(1));
+        let (inside, same, other) = (engine.clone(), held.clone(), free.clone());
+        let outer = engine.op("outer").uses(&held, 1).submit((), move |()| {
+            inside.op("both").priority(1).uses(&same, 1).uses(&other, 1).push((), |()| {}).unwrap();
+            inside.op("inner").uses(&other, 1).submit((), |()| 7).unwrap().wait()
+        });
+        assert_eq!(outer.unwrap().wait().unwrap().unwrap(), 7);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// An asynchronous operation ends while its function begins to wait.
+#[test]
+fn units_are_given_back_once_if_an_operation_ends_while_its_function_waits() {
+    on_kinds(&THREADED, 2, |engine| {
+        let one = engine.resource(1);
+        for spins in 0..if cfg!(miri) { 5 } else { 2000 } {
+            let value = engine.var(0);
+            let guard = hold_outside(&engine, &value);
+            let (inside, awaited, (send, receive)) = (engine.clone(), value.clone(), mpsc::channel());
+            let pushed = engine.op("").uses(&one, 1).push(completion(), move |done| {
+                send.send(done).unwrap();
+                inside.wait_for_var(&awaited).unwrap();
+            });
+            pushed.unwrap();
+            let done: Completion = receive.recv().unwrap();
+            (0..spins % 200 * 20).for_each(|_| std::hint::spin_loop());
+            done.complete();
+            drop(guard);
+        }
+        engine.wait_for_all().unwrap();
+        take(&engine, &one, 1).complete();
+    });
+}
+
+/// Operations of a random tree use units of several resources and wait for those below them. Some of these waits are
+/// refused, and everything ends.
+#[test]
+fn random_waits_of_those_that_hold_units_end() {
+    for kind in THREADED {
+        for seed in 0..if cfg!(miri) { 1 } else { 8 } {
+            watched(move || {
+                let engine = if seed % 2 == 0 { bounded(kind, 3, 2) } else { common::engine(kind, 3) };
+                let resources = Arc::new([1, 2, 3].map(|units| engine.resource(units)));
+                for at in 1..=8_u64 {
+                    drop(level(&engine, &resources, (8 * seed + at).wrapping_mul(0x9E37_79B9_7F4A_7C15), 3));
+                }
+                // Operations may push others while it waits.
+                engine.wait_for_all().unwrap();
+                for resource in &*resources {
+                    take(&engine, resource, resource.units()).complete();
+                }
+                engine.shutdown(Shutdown::Drain, None).unwrap();
+            });
+        }
+    }
+
+    fn level(engine: &Engine, resources: &Arc<[Resource; 3]>, seed: u64, depth: u32) -> OpHandle<()> {
+        let bit = move |at: usize| seed >> at & 1 == 1;
+        let mut op = engine.op("level").priority((seed >> 40) as i32 % 3);
+        for (at, resource) in resources.iter().enumerate().filter(|(at, _)| bit(10 + at)) {
+            op = op.uses(resource, 1 + (seed >> (20 + at)) as usize % resource.units());
+        }
+        let (inside, resources) = (engine.clone(), Arc::clone(resources));
+        let handle = op.submit((), move |()| {
+            let next = |at: u64| seed.wrapping_add(at).wrapping_mul(6_364_136_223_846_793_005);
+            let below = |at| level(&inside, &resources, next(at), depth - 1);
+            let below: Vec<_> = (1..=if depth > 0 { 2 } else { 0 }).map(below).collect();
+            for (at, below) in below.into_iter().enumerate().filter(|&(at, _)| bit(50 + at)) {
+                let ended = below.wait();
+                assert!(ended.is_ok() || would_deadlock(ended), "{at}");
+            }
+        });
+        handle.unwrap()
+    }
+}
+
 // ------------------------------------------------------------------------------------------------------- children ----
 
 #[test]
@@ -456,6 +584,7 @@ fn units_of_children_come_out_of_their_parents() {
                 cx.child("").uses(&inside, 2).push((), |()| {}).unwrap();
             });
             nested.unwrap();
+            cx.child("").uses(&foreign, 0).push((), |()| {}).unwrap();
             cx.child("").uses(&foreign, 1).push((), |()| {})
         });
         let parent = parent.unwrap();
@@ -464,6 +593,38 @@ fn units_of_children_come_out_of_their_parents() {
         done.complete();
         engine.op("").uses(&five, 5).submit((), |()| ()).unwrap().wait().unwrap();
     });
+}
+
+/// Nothing is kept while a parent that holds units waits for its children: neither what a child waits for, nor the
+/// child's place.
+#[test]
+fn nothing_is_kept_while_a_parent_waits_for_its_children() {
+    on_kinds(&KINDS, 3, |engine| {
+        let two = engine.resource(2);
+        let (inside, same) = (engine.clone(), two.clone());
+        let parent = engine.op("parent").uses(&two, 1).with_children().submit(cx(), move |cx| {
+            let child = cx.child("child").push((), move |()| {
+                inside.op("large").priority(1).uses(&same, 2).push((), |()| {}).unwrap();
+                inside.op("small").uses(&same, 1).submit((), |()| ()).unwrap().wait().unwrap();
+            });
+            child.unwrap();
+        });
+        parent.unwrap().wait().unwrap();
+        engine.wait_for_all().unwrap();
+    });
+    for kind in KINDS {
+        watched(move || {
+            let engine = bounded(kind, 3, 1);
+            let one = engine.resource(1);
+            let (inside, same) = (engine.clone(), one.clone());
+            let parent = engine.op("parent").uses(&one, 1).with_children().submit(cx(), move |cx| {
+                cx.child("child").push((), |()| {}).unwrap();
+                inside.op("next").priority(1).uses(&same, 1).push((), |()| {}).unwrap();
+            });
+            parent.unwrap().wait().unwrap();
+            engine.wait_for_all().unwrap();
+        });
+    }
 }
 
 // ----------------------------------------------------------------------------------------- bounds on running ones ----
@@ -598,6 +759,29 @@ fn a_function_goes_on_without_a_place_after_a_while() {
             drop(guard);
             waiter.wait().unwrap();
             engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_wait_with_a_time_limit_is_not_prolonged_by_a_bound() {
+    for kind in KINDS {
+        watched(move || {
+            let engine = bounded(kind, 2, 1);
+            let value = engine.var(0);
+            let guard = hold_outside(&engine, &value);
+            let (inside, awaited, (send, receive)) = (engine.clone(), value.clone(), mpsc::channel::<Completion>());
+            let waiter = engine.op("waiter").submit((), move |()| {
+                inside.op("holder").push(completion(), move |done| send.send(done).unwrap()).unwrap();
+                let begun = Instant::now();
+                inside.wait_for_var_timeout(&awaited, Duration::from_millis(5)).unwrap_err();
+                let took = begun.elapsed();
+                receive.recv().unwrap().complete();
+                took
+            });
+            let took = waiter.unwrap().wait().unwrap();
+            drop(guard);
+            assert!(took < Duration::from_millis(90), "{kind}: {took:?}");
         });
     }
 }
