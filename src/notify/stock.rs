@@ -45,12 +45,15 @@ use std::{
 use raddle_trace::Name;
 use smallvec::SmallVec;
 
-use crate::sync::{
-    Mutex,
-    Ordering::Relaxed,
-    atomic::AtomicU64,
-    edge::{removed, step},
-    lock,
+use crate::{
+    sync::{
+        Mutex,
+        Ordering::Relaxed,
+        atomic::AtomicU64,
+        edge::{removed, step},
+        lock, try_lock,
+    },
+    testing::pause::{self, Point},
 };
 
 /// The number of later waiters of its band that may be admitted before a waiter. Not tuned.
@@ -403,6 +406,7 @@ impl<W> Stock<W> {
         }
         let is_lacking = removed(step::UNITS_LOOK_UNDER_LOCK) && resource.with(|queues| !queues.may_take(band, needs));
         resource.with(|queues| {
+            pause::at(Point::UnitsBeforeTake);
             if !looks_first && !is_wanted(&waiter) {
                 Admission::Unwanted(waiter)
             } else if !is_lacking && queues.may_take(band, needs) {
@@ -473,19 +477,28 @@ impl<W> Stock<W> {
     }
 
     /// Calls `look`, under the lock, with each waiter that needs one of these numbers of units of this resource. Returns
-    /// whether any waiter needs units of it.
+    /// whether any waiter needs units of it. Finds none while another thread has the lock, so that a caller who does not
+    /// use the resource does not depend on that thread.
     pub fn each_waiter(&self, units: RangeInclusive<u64>, mut look: impl FnMut(&W)) -> bool {
-        self.with(|queues| {
-            let mut are_wanted = false;
-            for queue in &queues.queues {
-                let need = queue.needs.iter().find(|need| ptr::eq(&raw const *need.resource, self));
-                are_wanted |= need.is_some();
-                if need.is_some_and(|need| units.contains(&need.units)) {
-                    queue.waiters.iter().for_each(|place| look(&place.waiter));
+        let mut pool = Arc::clone(&self.pool);
+        loop {
+            let next = match try_lock(&pool.0).as_deref() {
+                None => return false,
+                Some(StockPoolState::Moved(next)) => Arc::clone(next),
+                Some(StockPoolState::Here(queues)) => {
+                    let mut are_wanted = false;
+                    for queue in &queues.queues {
+                        let need = queue.needs.iter().find(|need| ptr::eq(&raw const *need.resource, self));
+                        are_wanted |= need.is_some();
+                        if need.is_some_and(|need| units.contains(&need.units)) {
+                            queue.waiters.iter().for_each(|place| look(&place.waiter));
+                        }
+                    }
+                    return are_wanted;
                 }
-            }
-            are_wanted
-        })
+            };
+            pool = next;
+        }
     }
 
     /// Calls `change` with each need, under the lock, and admits waiters.
@@ -494,6 +507,7 @@ impl<W> Stock<W> {
         if let Some(Need { resource, .. }) = needs.first() {
             resource.with(|queues| {
                 needs.iter().for_each(change);
+                pause::at(Point::UnitsBeforeAdmit);
                 queues.admit(&mut left);
             });
         }
