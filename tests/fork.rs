@@ -771,10 +771,19 @@ tests! {
             let (one, inside) = (engine.resource(1), engine.clone());
             let same = one.clone();
             let function = move |()| {
-                let push = || inside.op("next").uses(&same, 1).push((), |()| ()).unwrap();
+                // Operations that need other units wait in a queue of their own.
+                let push = || {
+                    let other = inside.resource(1);
+                    inside.op("next").uses(&same, 1).uses(&other, 1).push((), |()| ()).unwrap();
+                };
                 let create = || drop((inside.resource(1), inside.group().jobs(1)));
                 let in_child = || {
-                    assert_new_engine_works(kind);
+                    let new = common::engine(kind, 1);
+                    let token = new.token();
+                    let completion = hold(&new, &token);
+                    assert!(matches!(new.wait_for_var_timeout(&token, MOMENT), Err(WaitError::TimedOut)));
+                    completion.complete();
+                    new.wait_for_var(&token).unwrap();
                     assert_push_refused(inside.op("").uses(&same, 1).push((), |()| ()));
                     create();
                 };

@@ -150,8 +150,9 @@ impl Group {
     ///
     /// While a function waits, for a variable, a result, a group or the end of a scope, its place is lent to another
     /// operation. When the wait is over, the function goes on as soon as there is a place, but after 100 ms at the
-    /// latest. A function in [`blocking`](crate::blocking) keeps its place. A parent gives its place up when its own
-    /// work has ended; each child takes one.
+    /// latest. A function in [`blocking`](crate::blocking) keeps its place, and so does a future until it has ended: it
+    /// must not await an operation that may find no place. A parent gives its place up when its own work has ended; each
+    /// child takes one.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

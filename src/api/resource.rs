@@ -42,13 +42,14 @@ impl Engine {
 /// Of the operations that wait for units, one with a higher priority goes first. Lower ones take only what it does not
 /// need of each resource. Among equals, the one whose variables were free first goes first. Later ones may overtake it
 /// if their units are free and its own are not, but at most 32 of them: from then on, returned units are kept for it.
-/// So no operation starves among its equals. Nothing is kept of a resource while an operation that holds units of it
-/// waits inside its function.
+/// So no operation starves among its equals. Nothing is kept for an operation while another one that holds units of one
+/// of its resources waits inside its function or for its children.
 ///
 /// # Waits inside operations
 ///
 /// An operation keeps its units while its function waits. If it waits for something that needs units which only waiting
-/// operations hold, the wait returns [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock).
+/// operations hold, the wait returns [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). Futures that await
+/// others hold their units too, but such a cycle is not found: see the [guide](crate::guide::resources#waits).
 ///
 /// # Children
 ///
