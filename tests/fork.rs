@@ -598,6 +598,54 @@ tests! {
         }
     }
 
+    /// A library that stops its engine before forks and starts it afterwards has registered its handlers before it built
+    /// the first engine, so they run before raddle's in a child.
+    an_engine_built_by_an_earlier_fork_handler_works in in_a_child_an_earlier_handler_builds_an_engine {
+        static BUILT: Mutex<Option<(Engine, Var<u64>)>> = Mutex::new(None);
+        static KIND: Mutex<EngineKind> = Mutex::new(EngineKind::PerDevice);
+
+        extern "C" fn build() {
+            let engine = engine(*lock(&KIND));
+            let var = engine.var(1);
+            engine.op("").push(var.write(), |var| *var += 1).unwrap();
+            *lock(&BUILT) = Some((engine, var));
+        }
+
+        let built = |what: &str| {
+            print(what);
+            let (engine, var) = lock(&BUILT).take().expect("the handler has run");
+            engine.op("").push(var.write(), |var| *var += 1).unwrap();
+            assert_eq!(engine.get(&var).unwrap(), 3);
+            (engine, var)
+        };
+        // SAFETY: the handler exists as long as the process does. The thread that forks holds no lock that it takes.
+        assert_eq!(unsafe { libc::pthread_atfork(None, None, Some(build)) }, 0);
+        for kind in KINDS {
+            *lock(&KIND) = kind;
+            let fixture = Fixture::new(kind);
+            match fork() {
+                Some(child) => {
+                    join(child, &format!("an engine that a handler has built: {kind}"));
+                    fixture.assert_unaffected();
+                }
+                None => {
+                    let calls = || {
+                        fixture.assert_refuses();
+                        let (parent, var) = built("in a child");
+                        forked("the engine that a handler has built in a grandchild", || {
+                            assert_engine_refuses(&parent);
+                            assert_token_refused(&parent, var.token());
+                            let _ = built("in a grandchild");
+                            assert_new_engine_works(kind);
+                        });
+                        assert_eq!(parent.get(&var).unwrap(), 3);
+                    };
+                    exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(calls)).is_err()));
+                }
+            }
+        }
+    }
+
     /// No operation is pending, and the engine's threads are idle.
     an_idle_engine_can_be_dropped_in_a_forked_child in in_a_child_an_idle_engine_is_dropped {
         for kind in KINDS {

@@ -70,6 +70,7 @@ impl Engine {
     /// Returns the errors of [`EngineBuilder::build`]. If a call fails, the next call tries again.
     pub fn global() -> Result<&'static Self, BuildError> {
         static GLOBAL: PerProcess<Global> = PerProcess::new();
+        fork::begin();
         GLOBAL.get(Global::default).engine()
     }
 }
@@ -551,6 +552,7 @@ impl EngineBuilder {
     }
 
     fn build_engine(self) -> Result<Engine, BuildError> {
+        fork::begin();
         let kind = match (self.kind, variable("RADDLE_ENGINE")) {
             (Some(kind), _) => kind,
             (None, Some(name)) => name.to_string_lossy().parse()?,

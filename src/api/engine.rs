@@ -113,12 +113,14 @@ pub enum Shutdown {
 /// resolves as soon as it is polled. In the child, pending operations do not run and drops have no effect: variables
 /// and their values stay in memory. The parent is unaffected.
 ///
-/// A child may build its own engines, and [`global`](Self::global) returns the child's own engine. A process may also
-/// fork inside an operation. If an engine thread forks, the child's copy of that thread ends when the operation's
-/// function returns. So does the copy of a thread on which a [`Naive`](EngineKind::Naive) engine runs an operation
-/// because the pushing thread has [little stack left](crate::guide::on_your_machine#stacks): the pushing thread does
-/// not exist in the child, so the push never returns there. A child cannot use its parent's GPUs: simulated GPUs are
-/// lost in the child, and CUDA does not work in a child of a process that has used it.
+/// A child may build its own engines, and [`global`](Self::global) returns the child's own engine. It may do so in its
+/// handlers of `pthread_atfork`, too. A handler registered before the parent's first engine was built runs before that
+/// of this library, so it must build an engine before it touches those of the parent. A process may also fork inside an
+/// operation. If an engine thread forks, the child's copy of that thread ends when the operation's function returns. So
+/// does the copy of a thread on which a [`Naive`](EngineKind::Naive) engine runs an operation because the pushing
+/// thread has [little stack left](crate::guide::on_your_machine#stacks): the pushing thread does not exist in the
+/// child, so the push never returns there. A child cannot use its parent's GPUs: simulated GPUs are lost in the child,
+/// and CUDA does not work in a child of a process that has used it.
 ///
 /// The standard library takes a lock for a moment when a thread starts or ends. If another thread holds it at the fork,
 /// no thread of the child ever starts, so engines that the child builds run nothing. A process whose children build

@@ -7,7 +7,8 @@
 //! receives a new epoch collector, since threads that the child lacks may be pinned in the parent's collector forever.
 //!
 //! The handler takes no lock, allocates nothing and logs nothing, because another thread may have been doing any of
-//! these things when the process forked. No handler runs in the parent.
+//! these things when the process forked. It runs after those that the program registered before it built an engine. If
+//! one of those builds an engine in the child, [`begin`] does the handler's work first.
 //!
 //! # States of a slot
 //!
@@ -114,6 +115,11 @@ impl Drop for Core {
     }
 }
 
+/// Prepares for a use of engines in this process. Must be called before an engine is built.
+pub(crate) fn begin() {
+    imp::begin();
+}
+
 /// Adds `core` to the engines to be ended in a forked child.
 pub(crate) fn watch(core: &std::sync::Arc<Core>) {
     // The pointer comes from the `Arc`, since the handler uses it to increment the strong count.
@@ -131,7 +137,7 @@ mod imp {
         ptr::{NonNull, null_mut},
         sync::{
             Arc,
-            atomic::{AtomicBool, AtomicPtr},
+            atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering::Relaxed},
         },
     };
 
@@ -152,6 +158,26 @@ mod imp {
     /// The engines of the process.
     static ENGINES: Slots<Core> = Slots { head: AtomicPtr::new(null_mut()) };
 
+    /// The id of the process that has called [`begin`], or 0.
+    static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+    /// Whether [`begin`] has done the work of [`in_child`] in this process.
+    static BEGUN: AtomicBool = AtomicBool::new(false);
+
+    pub(super) fn begin() {
+        // SAFETY: `getpid` has no preconditions.
+        let own = unsafe { libc::getpid() };
+        // Relaxed: if the process has changed, this is the child's only thread, in a handler of the program.
+        let before = PROCESS.load(Relaxed);
+        if before != own && before != 0 {
+            leave_parent();
+            // Relaxed: as above.
+            BEGUN.store(true, Relaxed);
+        }
+        // Relaxed: as above. The first process may store the same number on several threads.
+        PROCESS.store(own, Relaxed);
+    }
+
     pub(super) fn watch(core: NonNull<Core>) {
         register();
         ENGINES.add(core);
@@ -161,17 +187,16 @@ mod imp {
         ENGINES.remove(core);
     }
 
-    /// Registers [`in_child`] as a fork handler. Takes no lock of its own, because another thread might hold that lock
-    /// when the process forks. If two threads register the handler at the same time, it is called twice, which is
-    /// harmless.
+    /// Registers the fork handlers. Takes no lock of its own, because another thread might hold that lock when the
+    /// process forks. If two threads register the handlers at the same time, they are called twice, which is harmless.
     fn register() {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         if REGISTERED.load(acquire(edge::handler::FOUND)) {
             return;
         }
         epoch::make_default();
-        // SAFETY: the handler is a function that exists as long as the process does, and it takes no lock.
-        let result = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        // SAFETY: the handlers are functions that exist as long as the process does, and they take no lock.
+        let result = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
         if result == 0 {
             REGISTERED.store(true, release(edge::handler::REGISTERED));
         } else {
@@ -180,8 +205,25 @@ mod imp {
         }
     }
 
-    /// Ends the engines in a forked child. Runs on the child's only thread, before the program's code.
+    /// Runs on the thread that forks.
+    extern "C" fn before_fork() {
+        // Relaxed: the child has only this thread.
+        BEGUN.store(false, Relaxed);
+    }
+
+    /// Runs on the child's only thread, before the program's code, except for that of handlers registered earlier.
     extern "C" fn in_child() {
+        // Relaxed: there is no other thread, or one that this thread has started since it stored the value.
+        if !BEGUN.load(Relaxed) {
+            leave_parent();
+            // SAFETY: `getpid` has no preconditions.
+            // Relaxed: as above.
+            PROCESS.store(unsafe { libc::getpid() }, Relaxed);
+        }
+    }
+
+    /// Ends the parent's engines in a forked child.
+    fn leave_parent() {
         process::begin_child();
         epoch::leave();
         records::leave();
@@ -206,6 +248,8 @@ mod imp {
     use std::ptr::NonNull;
 
     use crate::engine::core::Core;
+
+    pub(super) fn begin() {}
 
     pub(super) fn watch(_core: NonNull<Core>) {}
 

@@ -34,6 +34,8 @@
 //! A reused record is usually in another core's cache, so a thread prefetches the lines of a list that it takes from
 //! the stack, and each record shortly before using it.
 
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+use std::thread::Thread;
 use std::{
     cell::Cell,
     mem::MaybeUninit,
@@ -571,6 +573,10 @@ fn put_on_next(record: Record, size: RecordSize) {
         // Relaxed: says only that operations end, and roughly how many lists wait.
         if MODEL || depot.retired.fetch_add(1, Relaxed) % LISTS_TOGETHER == LISTS_TOGETHER - 1 {
             retire_waiting(size);
+            #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+            if let Some(mut rests) = try_lock(RESTS.get(Default::default)) {
+                rests.take().inspect(Thread::unpark);
+            }
         }
         // The reclaiming of other objects may have retired slabs.
         epoch::retired(0);
@@ -605,6 +611,20 @@ fn keep(full: Record, size: RecordSize) {
 /// Taken by the thread that gives an idle process's free records back.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 static SHRINKING: PerProcess<Mutex<()>> = PerProcess::new();
+
+/// A thread to be unparked once some thousand operations have ended.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+static RESTS: PerProcess<Mutex<Option<Thread>>> = PerProcess::new();
+
+/// Has the calling thread unparked once some thousand operations have ended, unless another thread calls this meanwhile.
+/// Otherwise, the free records of threads that need no worker would be kept while the workers sleep. Only approximate:
+/// neither side waits for the other.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) fn wake_when_used() {
+    if let Some(mut rests) = try_lock(RESTS.get(Default::default)) {
+        *rests = Some(std::thread::current());
+    }
+}
 
 /// The number of steps in vain after which [`shrink`] ends: more than the epochs that a batch has to wait for. While
 /// another thread is pinned, the epoch does not pass, and what waits for it is left.
@@ -711,7 +731,7 @@ pub(crate) fn leave() {
 pub use model::PooledRecord;
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub(super) use model::{begin, end_model};
+pub(super) use model::{begin, end_model, vacate};
 
 /// Uses the depot for the first time before a model's threads run: see `Flavour::begin`.
 #[cfg(any(raddle_loom, raddle_shuttle))]
@@ -740,6 +760,12 @@ mod model {
     pub(in crate::memory) unsafe fn begin(record: Record) {
         // SAFETY: (1).
         unsafe { record.write(new()) };
+    }
+
+    /// Uses the contents of a spare record, as a thread does that gives its pages back to the system.
+    pub(in crate::memory) fn vacate(record: Record) {
+        // SAFETY: the memory of a record is kept until the interleaving ends.
+        unsafe { record.as_ref() }.contents.with_mut(|_| ());
     }
 
     /// Marks the records of a slab as freed, but calls `free` only when the interleaving ends.

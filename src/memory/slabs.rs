@@ -3,7 +3,7 @@
 //!
 //! # States of a record
 //!
-//! 1. *Spare*: never used, and behind those of its slab that have been used; or on the stack of its slab.
+//! 1. *Spare*: its bit in the head of its slab is set. Nothing refers to the record, and its contents are of no use.
 //! 2. *Taken*: from [`Slabs::take`] to [`Slabs::give_back`], by which the pool owns it.
 //!
 //! # States of a slab
@@ -16,14 +16,16 @@
 //!
 //! * The list's head: any thread adds a slab. Only a thread that has the [`Hand`] removes one, but never the newest, so
 //!   the head changes only by additions.
-//! * A slab's stack: any thread puts a record on it. Only a thread that has the hand takes records off. So the stack
-//!   only grows under that thread's eyes, and no record can leave and return unseen (the ABA problem).
-//! * The number of records of a slab that have been used: the thread that adds the slab, then one that has the hand.
-//! * The first word of a record, an atomic pointer: the owner of a taken record; then the stack, in which it links a
-//!   spare record to the one below.
+//! * The bits of spare records: any thread sets the bit of a record that it owns. Only a thread that has the hand clears
+//!   bits. So what that thread has seen to be spare stays spare until it takes it.
+//! * The memory of a record: the owner of a taken record; of a spare one, the thread that has the hand, which may give the
+//!   pages under spare records back to the system. Threads that visit records may read the first word at any time.
 //! * The hand: the thread that has its lock. No thread ever waits for this lock: a thread that does not get it adds a
 //!   slab, or leaves spare slabs to others. A thread that is stopped while it has the hand delays only the reuse and the
 //!   freeing of spare records.
+//!
+//! Records that threads at rest have cached lie in many slabs, none of which can be freed. So an idle process gives back
+//! the pages between them.
 //!
 //! A forked child begins with an empty list: the lock may have been taken at the fork.
 //!
@@ -41,7 +43,7 @@ use smallvec::SmallVec;
 
 use super::{
     epoch,
-    records::{self, Record},
+    records::{self, Record, RecordSize},
 };
 use crate::{
     sync::{
@@ -83,36 +85,41 @@ const _: () = assert!(MODEL || TOGETHER <= records::CAPACITY + 2);
 /// Records taken together.
 pub(super) type Records = SmallVec<[Record; TOGETHER]>;
 
+/// The number of records with bits in one word.
+const BITS: usize = usize::BITS as usize;
+
+/// The number of words with the bits of a slab's records.
+const WORDS: usize = match RECORDS {
+    Some(records) => records.div_ceil(BITS),
+    None => (SIZE / RecordSize::Small.bytes()).div_ceil(BITS),
+};
+
 /// The head of a slab. The records follow.
 #[repr(C, align(64))]
 struct Slab {
     /// The slab that was added before, or null.
     older: AtomicPtr<Slab>,
-    /// The stack of spare records: a [`SpareStack`].
-    stack: AtomicUsize,
-    /// The number of records that have been used. Those behind them are spare as well.
-    used: AtomicUsize,
     /// The list that the slab belongs to. Written before the slab is listed.
     owner: UnsafeCell<*const Slabs>,
+    /// The number of spare records when their pages were last given back, or 0 if records have been taken since then.
+    /// Belongs to the thread that has the hand.
+    vacated: UnsafeCell<usize>,
+    /// The bits of the spare records.
+    spare: [AtomicUsize; WORDS],
 }
 
-/// The state of a slab's stack: the number of its records, and above these 16 bits, the index of the top record.
-#[derive(Clone, Copy)]
-struct SpareStack(usize);
-
-impl SpareStack {
-    fn len(self) -> usize {
-        self.0 & 0xffff
-    }
-
-    fn new(top: usize, len: usize) -> Self {
-        Self(top << 16 | len)
-    }
-
-    /// Returns the index of the top record. The stack must not be empty.
-    fn top(self) -> usize {
-        self.0 >> 16
-    }
+/// Removes the lowest set bits of `bits` until `left` reaches 0, which it lowers by one for each, and yields their
+/// indices.
+fn pop_bits<'b>(bits: &'b mut usize, left: &'b mut usize) -> impl Iterator<Item = usize> + 'b {
+    std::iter::from_fn(move || {
+        if *bits == 0 || *left == 0 {
+            return None;
+        }
+        let at = bits.trailing_zeros() as usize;
+        *bits &= *bits - 1;
+        *left -= 1;
+        Some(at)
+    })
 }
 
 /// Where the search for spare records continues: the slab behind this one, or the newest if this is null.
@@ -182,9 +189,12 @@ impl Slabs {
         unsafe { slab.byte_add(size_of::<Slab>() + at * self.size) }.cast()
     }
 
-    /// Returns the record at the top of the stack of `slab`, or null.
-    fn top(&self, slab: NonNull<Slab>, stack: SpareStack) -> *mut records::RecordList {
-        if stack.len() == 0 { null_mut() } else { self.record(slab, stack.top()).as_ptr() }
+    /// Returns the bits of a word of [`Slab::spare`] that stand for records.
+    fn all(&self, word: usize) -> usize {
+        match self.records.saturating_sub(word * BITS) {
+            records @ 0..BITS => (1 << records) - 1,
+            _ => usize::MAX,
+        }
     }
 
     /// Returns the slab of a record and the record's index. Only addresses are computed.
@@ -201,11 +211,15 @@ impl Slabs {
     fn new_slab(&self, used: usize) -> NonNull<Slab> {
         let slab = pages::allocate(self.layout).cast::<Slab>();
         slab.as_ptr().expose_provenance();
+        let spare = |word: usize| match used.saturating_sub(word * BITS) {
+            used @ 0..BITS => self.all(word) >> used << used,
+            _ => 0,
+        };
         let head = Slab {
             older: AtomicPtr::new(null_mut()),
-            stack: AtomicUsize::new(0),
-            used: AtomicUsize::new(used),
             owner: UnsafeCell::new(self),
+            vacated: UnsafeCell::new(0),
+            spare: std::array::from_fn(|word| AtomicUsize::new(spare(word))),
         };
         // SAFETY: the memory is large and aligned enough, and no other thread knows it.
         unsafe { slab.write(head) };
@@ -221,33 +235,25 @@ impl Slabs {
     /// # Safety
     /// 1. The slab is listed, and the caller has the hand.
     unsafe fn take_from(&self, slab: NonNull<Slab>, max: usize) -> Records {
-        let mut taken = Records::new();
+        let (mut taken, mut left) = (Records::new(), max);
         // SAFETY: by (1) the slab is not freed.
-        let Slab { stack, used, .. } = unsafe { slab.as_ref() };
-        loop {
-            let before = SpareStack(stack.load(acquire(edge::spare::TAKEN)));
-            let (mut next, mut top) = (self.top(slab, before), 0);
-            while let Some(record) = NonNull::new(next).filter(|_| taken.len() < max) {
-                taken.push(record);
-                // SAFETY: by (1) no other thread takes the record off the stack.
-                // Relaxed: acquired with the top of the stack.
-                next = unsafe { records::word(record) }.load(Relaxed);
-                top = NonNull::new(next).map_or(0, |next| self.locate(next).1);
+        let head = unsafe { slab.as_ref() };
+        for (word, spare) in head.spare.iter().enumerate() {
+            let bits = spare.load(acquire(edge::spare::TAKEN));
+            let mut kept = bits;
+            taken.extend(pop_bits(&mut kept, &mut left).map(|at| self.record(slab, word * BITS + at)));
+            if kept != bits {
+                // Relaxed: hands nothing over. By (1) no other thread clears bits, so these are still set.
+                spare.fetch_and(!(bits ^ kept), Relaxed);
             }
-            let after = SpareStack::new(top, before.len() - taken.len());
-            // Relaxed: hands nothing over, and continues what the records below were released by. If it fails, another
-            // record has come to the top.
-            if taken.is_empty() || stack.compare_exchange(before.0, after.0, Relaxed, Relaxed).is_ok() {
+            if left == 0 {
                 break;
             }
-            taken.clear();
         }
-        // Relaxed: by (1) only this thread changes the number.
-        let before = used.load(Relaxed);
-        let after = (before + max - taken.len()).min(self.records);
-        taken.extend((before..after).map(|at| self.record(slab, at)));
-        // Relaxed: visitors may miss records that are marked meanwhile.
-        used.store(after, Relaxed);
+        if !taken.is_empty() {
+            // SAFETY: (1).
+            head.vacated.with_mut(|vacated| unsafe { *vacated = 0 });
+        }
         taken
     }
 
@@ -285,7 +291,6 @@ impl Slabs {
     }
 
     /// Returns the number of slabs that are not freed.
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     pub(super) fn len(&self) -> usize {
         // Relaxed: only a count.
         self.len.load(Relaxed)
@@ -372,75 +377,96 @@ impl Slabs {
     pub(super) unsafe fn give_back(&self, record: Record) {
         let (slab, at) = self.locate(record);
         // SAFETY: by (1) the record is taken, so its slab is not freed before it is put on the stack.
-        let Slab { stack, used, owner, .. } = unsafe { slab.as_ref() };
+        let Slab { spare, owner, .. } = unsafe { slab.as_ref() };
         // SAFETY: the owner does not change once the slab is listed.
         if owner.with(|owner| unsafe { *owner }) != std::ptr::from_ref(self) {
             // A forked child frees nothing of its parent's.
             return;
         }
-        // Relaxed: only says whether it is worthwhile to look for spare slabs.
-        let used = used.load(Relaxed);
-        // Relaxed: only the expected value of the exchange.
-        let mut before = SpareStack(stack.load(Relaxed));
-        let after = loop {
-            // SAFETY: (1).
-            let word = unsafe { records::word(record) };
-            // Relaxed: published by the exchange.
-            word.store(self.top(slab, before), Relaxed);
-            let after = SpareStack::new(at, before.len() + 1);
-            let given = release(edge::spare::GIVEN);
-            // Relaxed on failure: only a new expected value.
-            match stack.compare_exchange_weak(before.0, after.0, given, Relaxed) {
-                Ok(_) => break after,
-                Err(now) => before = SpareStack(now),
-            }
-        };
+        let (word, bit) = (at / BITS, 1 << (at % BITS));
+        let before = spare[word].fetch_or(bit, release(edge::spare::GIVEN));
+        debug_assert_eq!(before & bit, 0, "a spare record is given back");
         // Relaxed: only an approximate number. It may wrap, until this addition, if a thread that has already taken the
         // record was faster to subtract it; a search is then in vain.
         self.spare.fetch_add(1, Relaxed);
-        if after.len() == used {
-            self.free_spare_slabs();
+        // Relaxed: only says whether it is worthwhile to look for spare slabs.
+        let is_spare = |word: usize| spare[word].load(Relaxed) == self.all(word);
+        if before | bit == self.all(word) && (0..WORDS).all(is_spare) {
+            self.free_spare_slabs(|_| ());
         }
     }
 
-    /// Frees those of the next slabs that have only spare records, except for the newest.
-    fn free_spare_slabs(&self) {
+    /// Frees those of the next slabs that have only spare records, and calls `keep` with the others. Does not touch the
+    /// newest.
+    fn free_spare_slabs(&self, keep: impl Fn(NonNull<Slab>)) {
         // Before the lock is taken, since a pin may run many closures.
         let guard = epoch::pin();
         let Some(mut hand) = try_lock(&self.hand) else { return };
-        let freed = (0..LOOKS).filter(|_| self.free_if_spare(&mut hand, &guard)).count();
+        let freed = (0..LOOKS).filter(|_| self.free_if_spare(&mut hand, &guard, &keep)).count();
         drop(hand);
         epoch::retired(freed * self.layout.size());
     }
 
-    /// Frees all slabs that have only spare records, except for the newest.
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    pub(super) fn free_all_spare(&self) {
+    /// Frees all slabs that have only spare records, and the pages of the others that belong to spare records. Does not
+    /// touch the newest slab.
+    pub fn free_all_spare(&self) {
         // The hand passes each slab at least once, and the end of the list.
         for _ in 0..=self.len().div_ceil(LOOKS) {
-            self.free_spare_slabs();
+            // SAFETY: the slab is listed, and the caller of the closure has the hand.
+            self.free_spare_slabs(|slab| unsafe {
+                self.vacate(slab);
+            });
         }
     }
 
-    /// Moves the hand on by one slab, and frees that if it has only spare records and is not the newest. Returns
-    /// whether it has freed the slab.
-    fn free_if_spare(&self, hand: &mut Hand, guard: &epoch::Guard) -> bool {
+    /// Gives the pages of spare records back to the system.
+    ///
+    /// # Safety
+    /// 1. The slab is listed, and the caller has the hand.
+    unsafe fn vacate(&self, slab: NonNull<Slab>) {
+        // SAFETY: by (1) the slab is not freed.
+        let Slab { spare, vacated, .. } = unsafe { slab.as_ref() };
+        let spare: [usize; WORDS] = std::array::from_fn(|word| spare[word].load(acquire(edge::spare::VACATED)));
+        let count = spare.iter().map(|bits| bits.count_ones() as usize).sum();
+        // SAFETY: (1).
+        if vacated.with_mut(|vacated| unsafe { std::mem::replace(&mut *vacated, count) }) == count {
+            return;
+        }
+        let is_spare = |&at: &usize| spare[at / BITS] >> (at % BITS) & 1 == 1;
+        let mut at = 0;
+        while at < self.records {
+            let run = (at..self.records).take_while(is_spare).count();
+            if run > 0 {
+                // SAFETY: the records are in the slab. By (1) none of them is taken meanwhile, so nothing needs their
+                // contents.
+                unsafe { pages::vacate(self.record(slab, at).cast(), run * self.size) };
+                #[cfg(any(raddle_loom, raddle_shuttle))]
+                (at..at + run).for_each(|at| records::vacate(self.record(slab, at)));
+            }
+            at += run + 1;
+        }
+    }
+
+    /// Moves the hand on by one slab. If that is not the newest, frees it if it has only spare records, or calls `keep`
+    /// with it. Returns whether it has freed the slab.
+    fn free_if_spare(&self, hand: &mut Hand, guard: &epoch::Guard, keep: impl Fn(NonNull<Slab>)) -> bool {
         let Some((Some(before), slab)) = hand.advance(self) else { return false };
         // SAFETY: this thread has the hand, so a listed slab is not freed.
-        let Slab { older, stack, used, .. } = unsafe { slab.as_ref() };
-        // Relaxed: once a slab is listed, only a thread that has the hand changes the number.
-        let is_spare = SpareStack(stack.load(acquire(edge::spare::ALL))).len() == used.load(Relaxed);
-        if is_spare {
-            // Relaxed: the older slab was listed first, so a thread that reaches this one has acquired both.
-            before.older.store(older.load(Relaxed), Relaxed);
-            hand.0 = std::ptr::from_ref(before).cast_mut();
-            // Relaxed: only an approximate number.
-            self.spare.fetch_sub(self.records, Relaxed);
-            // SAFETY: the slab has left the list; its spare records can be taken only by means of the hand, by way of
-            // the list.
-            unsafe { self.retire(slab, guard) };
+        let Slab { older, spare, .. } = unsafe { slab.as_ref() };
+        let is_spare = |word: usize| spare[word].load(acquire(edge::spare::ALL)) == self.all(word);
+        if !(0..WORDS).all(is_spare) {
+            keep(slab);
+            return false;
         }
-        is_spare
+        // Relaxed: the older slab was listed first, so a thread that reaches this one has acquired both.
+        before.older.store(older.load(Relaxed), Relaxed);
+        hand.0 = std::ptr::from_ref(before).cast_mut();
+        // Relaxed: only an approximate number.
+        self.spare.fetch_sub(self.records, Relaxed);
+        // SAFETY: the slab has left the list; its spare records can be taken only by means of the hand, by way of the
+        // list.
+        unsafe { self.retire(slab, guard) };
+        true
     }
 
     /// Calls `f` with each record marked with one of `marks`: see [`each_marked`](super::marks::each_marked).
@@ -448,9 +474,12 @@ impl Slabs {
         let mut next = self.newest();
         while let Some(slab) = NonNull::new(next) {
             // SAFETY: the caller is pinned, so a slab that it has reached in the list is not freed.
-            let Slab { older, used, .. } = unsafe { slab.as_ref() };
-            // Relaxed: a record is used before it is marked, so a thread that knows of the mark sees the number.
-            for at in 0..used.load(Relaxed) {
+            let Slab { older, spare, .. } = unsafe { slab.as_ref() };
+            for at in 0..self.records {
+                // Relaxed: a record is taken before it is marked, so a thread that knows of the mark sees it taken.
+                if spare[at / BITS].load(Relaxed) >> (at % BITS) & 1 == 1 {
+                    continue;
+                }
                 let record = self.record(slab, at);
                 // SAFETY: the record is in the slab, which is not freed.
                 let mark = unsafe { records::word(record) }.load(acquire(edge::marked::FOUND)).cast();
@@ -467,7 +496,7 @@ impl Slabs {
 #[cfg(any(raddle_loom, raddle_shuttle))]
 impl Default for Slabs {
     fn default() -> Self {
-        Self::new(records::RecordSize::Normal.bytes())
+        Self::new(RecordSize::Normal.bytes())
     }
 }
 
@@ -493,5 +522,58 @@ impl Slabs {
     pub fn give_back_record(&self, record: records::PooledRecord) {
         // SAFETY: the models give back each record once.
         unsafe { self.give_back(record.0) };
+    }
+}
+
+#[cfg(all(test, target_os = "linux", not(any(raddle_loom, raddle_shuttle, raddle_unpooled, miri))))]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// Returns the number of pages of a slab that have memory.
+    fn resident(slabs: &Slabs, slab: NonNull<Slab>) -> usize {
+        let mut pages = [0; SIZE / 4096];
+        // SAFETY: there is room for a byte for each page of the slab.
+        let result = unsafe { libc::mincore(slab.as_ptr().cast(), slabs.layout.size(), pages.as_mut_ptr()) };
+        assert_eq!(result, 0);
+        pages.into_iter().filter(|page| page & 1 == 1).count()
+    }
+
+    #[test]
+    fn pages_of_spare_records_return_to_the_system_and_are_used_again() {
+        let slabs = Box::leak(Box::new(Slabs::new(RecordSize::Small.bytes())));
+        let (mut taken, mut kept) = (Vec::new(), Vec::new());
+        for _ in 0..20 {
+            taken.extend(slabs.add(usize::MAX));
+        }
+        let mut of_slab = HashSet::new();
+        for &record in &taken {
+            // SAFETY: this test owns the record.
+            unsafe { record.cast::<[u8; 128]>().write([0xff; 128]) };
+            if of_slab.insert(slabs.locate(record).0) {
+                kept.push(record);
+            } else {
+                // SAFETY: this test owns the record.
+                unsafe { slabs.give_back(record) };
+            }
+        }
+        let bytes = || of_slab.iter().map(|&slab| resident(slabs, slab)).sum::<usize>() * 4096;
+        assert_eq!(bytes(), 20 * SIZE);
+        slabs.free_all_spare();
+        // All that is left are the newest slab, and the heads and the kept records of the others.
+        assert_eq!((slabs.len(), bytes()), (20, 19 * 4096 + SIZE));
+        let mut again: HashSet<_> = kept.iter().copied().collect();
+        while slabs.spare() >= slabs.records {
+            let more = slabs.take(TOGETHER);
+            assert!(more.iter().all(|&record| again.insert(record)), "a record is taken twice");
+        }
+        assert_eq!(slabs.len(), 20, "a slab is added");
+        let all: HashSet<_> = taken.into_iter().collect();
+        assert!(again.len() > all.len() - slabs.records && again.is_subset(&all));
+        for record in kept {
+            // SAFETY: this test owns the record.
+            assert_eq!(unsafe { record.cast::<[u8; 128]>().read() }, [0xff; 128]);
+        }
     }
 }

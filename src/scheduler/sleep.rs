@@ -369,15 +369,22 @@ impl Sleep {
     /// the records back. `wakes` is as in [`park_timed`](Self::park_timed).
     pub fn park(&self, worker: usize, wakes: u64) {
         #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-        if pool::may_shrink() {
-            let (start, retired) = (Instant::now(), pool::retired_batches());
-            thread::park_timeout(UNTIL_SHRINKING);
-            let is_asleep = || self.wakes_of(worker) == wakes && start.elapsed() >= UNTIL_SHRINKING;
-            if is_asleep() {
-                pool::shrink(retired, is_asleep, || thread::park_timeout(SHRINKING_PAUSE));
+        loop {
+            let retired = pool::retired_batches();
+            if pool::may_shrink() {
+                let start = Instant::now();
+                thread::park_timeout(UNTIL_SHRINKING);
+                let is_asleep = || self.wakes_of(worker) == wakes && start.elapsed() >= UNTIL_SHRINKING;
+                if is_asleep() {
+                    pool::shrink(retired, is_asleep, || thread::park_timeout(SHRINKING_PAUSE));
+                }
+                if !is_asleep() {
+                    return self.end_park(worker);
+                }
             }
-            if !is_asleep() {
-                return self.end_park(worker);
+            pool::wake_when_used();
+            if pool::retired_batches() == retired {
+                break;
             }
         }
         let _ = wakes;

@@ -348,6 +348,8 @@ edges! {
         AcquireSide TAKEN;
         /// `Slabs::free_if_spare`: a slab that has only spare records.
         AcquireSide ALL;
+        /// `Slabs::vacate`.
+        AcquireSide VACATED;
     }
 
     /// A value added to a list of arrivals.

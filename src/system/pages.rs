@@ -71,6 +71,19 @@ mod imp {
         // SAFETY: (1).
         unsafe { unmap(memory, layout.size()) }
     }
+
+    /// # Safety
+    /// 1. As for [`vacate`](super::vacate).
+    pub(super) unsafe fn vacate(memory: *mut u8, len: usize) {
+        // SAFETY: the call only reads a property of the system.
+        let Ok(page) = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }) else { return };
+        let before = memory.addr().next_multiple_of(page) - memory.addr();
+        let len = len.saturating_sub(before) / page * page;
+        if len > 0 {
+            // SAFETY: by (1) the pages are in the mapping, and nothing needs their contents. The call is only advice.
+            unsafe { libc::madvise(memory.wrapping_add(before).cast(), len, libc::MADV_DONTNEED) };
+        }
+    }
 }
 
 #[cfg(not(all(target_os = "linux", not(any(miri, raddle_loom, raddle_shuttle, raddle_unpooled)))))]
@@ -89,6 +102,10 @@ mod imp {
         // SAFETY: (1).
         unsafe { std::alloc::dealloc(memory, layout) }
     }
+
+    /// # Safety
+    /// 1. As for [`vacate`](super::vacate).
+    pub(super) unsafe fn vacate(_: *mut u8, _: usize) {}
 }
 
 /// Returns how much memory the machine has, in bytes, or `None` if that is unknown.
@@ -117,6 +134,16 @@ pub(crate) fn allocate(layout: Layout) -> NonNull<u8> {
 pub(crate) unsafe fn free(memory: NonNull<u8>, layout: Layout) {
     // SAFETY: (1).
     unsafe { imp::free(memory.as_ptr(), layout) }
+}
+
+/// Gives the whole pages in `len` bytes of memory back to the system, if it takes them. Afterwards, each byte has its old
+/// value or is zero.
+///
+/// # Safety
+/// 1. The bytes are part of memory from [`allocate`] that has not been freed, and nothing needs their contents.
+pub(crate) unsafe fn vacate(memory: NonNull<u8>, len: usize) {
+    // SAFETY: (1).
+    unsafe { imp::vacate(memory.as_ptr(), len) }
 }
 
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]

@@ -4,7 +4,11 @@
 
 use raddle_testkit as common;
 
-use std::time::Duration;
+use std::{
+    sync::Barrier,
+    thread,
+    time::{Duration, Instant},
+};
 
 use common::shapes::*;
 use common::{
@@ -18,6 +22,9 @@ const PUSHES: usize = 500_000;
 const BURST: usize = 2_500;
 
 const MEBIBYTE: usize = 1 << 20;
+
+/// The number of threads that rest after they have used an engine.
+const RESTING: usize = 300;
 
 /// The permitted growth, of which the pushes on one variable have a quarter, since a leak of ten bytes in each must
 /// exceed it. If a thread is preempted at a bad moment, the epoch may hold back two bursts' records, 0.8 MB each, while
@@ -184,4 +191,47 @@ fn in_a_child_recorders_come_and_go() {
     let grown = (resident_bytes().saturating_sub(before.0), mapped_bytes().saturating_sub(before.1));
     assert!(grown.0 < LIMIT, "memory grew by {} bytes over 50 recorders with 1 MB of names each", grown.0);
     assert!(grown.1 < 10 * RING, "the address space grew by {} bytes over 50 recorders", grown.1);
+}
+
+/// Threads that have used variables, none of which a worker was needed for, rest. What they keep lies in many slabs.
+#[test]
+#[cfg_attr(any(miri, raddle_unpooled), ignore = "measures the memory of pooled records")]
+fn memory_that_resting_threads_do_not_keep_returns_to_the_system() {
+    child_succeeds("in_a_child_threads_rest");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_threads_rest() {
+    const USES: usize = 1_200;
+    let engine = Engine::builder().workers(2).pin(false).build().expect("an engine");
+    let barrier = Barrier::new(RESTING + 1);
+    thread::scope(|scope| {
+        for _ in 0..RESTING {
+            scope.spawn(|| {
+                let own = engine.var(0_usize);
+                let uses = |count| (0..count).for_each(|_| engine.with(&own, |_| ()).expect("no failure"));
+                uses(1);
+                barrier.wait();
+                barrier.wait();
+                uses(USES);
+                barrier.wait();
+                barrier.wait();
+            });
+        }
+        barrier.wait();
+        let before = resident_bytes();
+        let grown = || resident_bytes().saturating_sub(before);
+        barrier.wait();
+        barrier.wait();
+        println!("memory grew by {} KiB", grown() / 1024);
+        let start = Instant::now();
+        while grown() > LIMIT && start.elapsed() < Duration::from_secs(20) {
+            thread::sleep(Duration::from_millis(100));
+        }
+        let kept = grown();
+        println!("{} KiB of it are kept", kept / 1024);
+        barrier.wait();
+        assert!(kept <= LIMIT, "{RESTING} threads keep {kept} bytes");
+    });
 }

@@ -140,6 +140,23 @@ fn a_slab_is_freed_once_all_its_records_are_spare_and_no_thread_visits_it() {
     });
 }
 
+/// A thread gives a record back, while another gives the pages of spare records back to the system.
+#[test]
+fn the_pages_of_a_record_are_given_back_after_its_last_use() {
+    model(COMPLETE, ContractForReaders, || {
+        let slabs = Arc::new(Slabs::default());
+        let [one, _kept] = take(&slabs);
+        let _newest = take(&slabs);
+        let gives = Arc::clone(&slabs);
+        let giver = thread::spawn(move || {
+            fill(one, 1);
+            give_back(&gives, one);
+        });
+        slabs.free_all_spare();
+        giver.join().unwrap();
+    });
+}
+
 kills! {
     a_thread_that_finds_a_marked_record_sees_it_as_it_was_marked {
         "marked::MARKED": "Causality violation",
@@ -154,5 +171,8 @@ kills! {
     a_slab_is_freed_once_all_its_records_are_spare_and_no_thread_visits_it {
         "spare::ALL": "Causality violation",
         "step::RETIRE": "use after reclamation",
+    }
+    the_pages_of_a_record_are_given_back_after_its_last_use {
+        "spare::VACATED": "Causality violation",
     }
 }
