@@ -9,11 +9,14 @@
 //! the modules declared there. The operation is asynchronous: it holds its token until `compile` uses the completion.
 //! So a wait for the token of the module `main` also covers operations that are pushed after the wait has begun, and no
 //! operation blocks a worker to wait for another.
+//!
+//! The group of `compile` has a bound, like `make -j 2`: at most two modules are compiled at a time. The operations that
+//! only wait for others are not in this group, so they take no place in it.
 
 use std::error::Error;
 use std::sync::OnceLock;
 
-use raddle::{Engine, PushError, Token, completion, cx};
+use raddle::{Engine, Group, PushError, Token, completion, cx};
 
 static MODULES: [Module; 7] = [
     Module::new("main", "mod parser;\nmod runtime;\nfn main() {}"),
@@ -55,14 +58,15 @@ impl Module {
     }
 }
 
-/// Pushes the operation that builds a module. Returns the token that this operation writes.
-fn build(engine: &Engine, module: &'static Module) -> Result<Token, PushError> {
-    let built = engine.token();
+/// Pushes the operation that builds a module, which is compiled by an operation of `compilers`. Returns the token that
+/// this operation writes.
+fn build(engine: &Engine, compilers: &Group, module: &'static Module) -> Result<Token, PushError> {
+    let (built, compilers) = (engine.token(), compilers.clone());
     engine.op("build").writes([&built]).try_push((cx(), completion()), move |(cx, done)| {
         let engine = cx.engine();
         let children = module.children();
-        let tokens = children.iter().map(|child| build(&engine, child)).collect::<Result<Vec<_>, _>>()?;
-        engine.op("compile").reads(&tokens).push((), move |()| {
+        let tokens = children.iter().map(|child| build(&engine, &compilers, child)).collect::<Result<Vec<_>, _>>()?;
+        compilers.op("compile").reads(&tokens).push((), move |()| {
             module.compile(&children);
             done.complete();
         })?;
@@ -74,7 +78,7 @@ fn build(engine: &Engine, module: &'static Module) -> Result<Token, PushError> {
 fn main() -> Result<(), Box<dyn Error>> {
     let engine = Engine::builder().build()?;
     // This is the only push from outside. All other pushes are made by operations.
-    let built = build(&engine, &MODULES[0])?;
+    let built = build(&engine, &engine.group().jobs(2), &MODULES[0])?;
     engine.wait_for_var(&built)?;
 
     assert!(MODULES.iter().all(|module| module.functions.get().is_some()));

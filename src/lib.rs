@@ -97,6 +97,7 @@ pub use api::{
     operator::{Admitted, Operator},
     panic_hook::install_panic_hook,
     published::Published,
+    resource::Resource,
     scope::{Scope, ScopedHandle},
     scoped_var::{ScopedRead, ScopedVar, ScopedWrite},
     token::Token,
@@ -176,6 +177,8 @@ pub mod guide {
     pub mod asynchronous {}
     #[doc = include_str!("guide/bounding_work.md")]
     pub mod bounding_work {}
+    #[doc = include_str!("guide/resources.md")]
+    pub mod resources {}
     #[doc = include_str!("guide/failures.md")]
     pub mod failures {}
     #[doc = include_str!("guide/cancellation.md")]
@@ -236,6 +239,7 @@ pub mod internals {
             oneshot::{Oneshot, Waiter},
             pending::{PendingOps, Ticket, WaitEnd},
             poll_state::PollState,
+            stock::{Admission, Need, Stock, join},
             stop_signal::{Listening, Signals, StopListener},
             wakers::WakerKey,
         },

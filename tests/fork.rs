@@ -811,6 +811,46 @@ tests! {
         }
     }
 
+    /// A function that uses units forks while another thread is paused, perhaps under the lock of a resource's queues.
+    /// In the child, the function waits for a new engine.
+    units_are_left_to_the_parent_of_a_child in in_a_child_units_are_left {
+        for kind in [EngineKind::Naive, EngineKind::Pooled] {
+            let engine = Engine::builder().kind(kind).workers(1).jobs(1).pin(false).build().unwrap();
+            let (one, inside) = (engine.resource(1), engine.clone());
+            let same = one.clone();
+            let function = move |()| {
+                // Operations that need other units wait in a queue of their own.
+                let push = || {
+                    let other = inside.resource(1);
+                    inside.op("next").uses(&same, 1).uses(&other, 1).push((), |()| ()).unwrap();
+                };
+                let create = || drop((inside.resource(1), inside.group().jobs(1)));
+                let in_child = || {
+                    let new = common::engine(kind, 1);
+                    let token = new.token();
+                    let completion = hold(&new, &token);
+                    assert!(matches!(new.wait_for_var_timeout(&token, MOMENT), Err(WaitError::TimedOut)));
+                    completion.complete();
+                    new.wait_for_var(&token).unwrap();
+                    assert_push_refused(inside.op("").uses(&same, 1).push((), |()| ()));
+                    create();
+                };
+                let calls: [(&str, &(dyn Fn() + Sync)); 2] = [("push", &push), ("create", &create)];
+                for (name, call) in calls {
+                    let call = |arm: &dyn Fn()| {
+                        arm();
+                        call();
+                    };
+                    let then = |at| forked(&format!("`{name}` on a {kind} engine, at allocation {at}"), in_child);
+                    assert!(at_each_allocation(call, then) > 0, "`{name}` allocates nothing");
+                }
+            };
+            let handle = engine.op("forks").uses(&one, 1).submit((), function).unwrap();
+            handle.wait().unwrap();
+            engine.wait_for_all().unwrap();
+        }
+    }
+
     a_process_may_fork_while_a_thread_builds_the_global_engine in in_a_child_the_global_engine_is_being_built {
         let pauses = at_each_allocation(
             |arm| {

@@ -25,6 +25,7 @@ use crate::{
     gpu,
     memory::pool,
     observe::{record, recording::Recording},
+    op::units::ResourceCore,
     scheduler::IdlePolicy,
     sync::process::PerProcess,
     system::{core_claims, stack::StackSizes, stderr, topology},
@@ -120,6 +121,7 @@ pub struct EngineBuilder {
     stack_reserve: Option<usize>,
     idle: IdlePolicy,
     max_pending: Option<usize>,
+    jobs: Option<usize>,
     gpus: Vec<GpuDriver>,
     recorder: Option<Recorder>,
     profile: Option<PathBuf>,
@@ -163,8 +165,9 @@ impl EngineBuilder {
     /// No more ordinary operations compute at the same time than there are workers, apart from functions that have
     /// waited and [received no worker in time](crate::blocking), and operations that a thread outside the engine runs
     /// inside a push, either because the engine is [full](Self::max_pending) or because the operation is
-    /// [eager](crate::OpBuilder::eager). The threads of [other lanes](crate::Property) compute beside the workers:
-    /// those for copies, those of GPUs and, on a `PerDevice` engine, the workers for prioritised operations.
+    /// [eager](crate::OpBuilder::eager). Functions that are blocked do not count; [`jobs`](Self::jobs) bounds them too.
+    /// The threads of [other lanes](crate::Property) compute beside the workers: those for copies, those of GPUs and,
+    /// on a `PerDevice` engine, the workers for prioritised operations.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -350,6 +353,29 @@ impl EngineBuilder {
     /// [`PushError::ShutDown`]: crate::PushError::ShutDown
     pub fn max_pending(mut self, limit: usize) -> Self {
         self.max_pending = Some(limit);
+        self
+    }
+
+    /// Lets at most this many operations run at a time, like `-j` of build tools. Default: no bound besides the number
+    /// of [workers](Self::workers). 0 is treated as 1. Unlike the number of workers, this bound also covers functions
+    /// in [`blocking`](crate::blocking), asynchronous operations until they end, and all lanes. It does not cover
+    /// acquired variables, deletions, reads of values, and other operations of the engine itself.
+    ///
+    /// [`Group::jobs`](crate::Group::jobs) says what waits do, and the [guide](crate::guide::resources) says more. With
+    /// a bound, each operation costs about as much as one in a group.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = raddle::Engine::builder().workers(2).jobs(8).build()?;
+    /// for command in 0..20 {
+    ///     engine.op("run").push((), move |()| raddle::blocking(|| println!("command {command}")))?; // eight at a time
+    /// }
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn jobs(mut self, jobs: usize) -> Self {
+        self.jobs = Some(jobs);
         self
     }
 
@@ -573,6 +599,7 @@ impl EngineBuilder {
         let (threads, boxed) = ThreadPool::new(lanes, &cores, (claims, self.pin.is_none()), stacks);
         let gpus = Gpus::new(self.gpus, kind, self.idle, pinned);
         let limit = self.max_pending.map(|limit| limit.max(1) as u64);
+        let bound = self.jobs.map(|jobs| Arc::new(ResourceCore::bound(jobs)));
         let seed = match self.shuffle {
             None => seed_from_environment()?,
             seed => seed,
@@ -590,7 +617,7 @@ impl EngineBuilder {
         )
         .map_err(|error| BuildError::Profile(profile.unwrap_or_default(), error))?;
         let (gpus, shards) = ((gpus, gpu::serve as ServeLane), (2 * workers + 2).min(64));
-        let core = Arc::new(Core::new(kind, threads, gpus, shards, limit, recording, shuffler));
+        let core = Arc::new(Core::new(kind, threads, gpus, shards, (limit, bound), recording, shuffler));
         pool::prepare();
         record::introduce(&core);
         fork::watch(&core);

@@ -11,7 +11,7 @@ use crate::{
     error::wait::WaitError,
     group::room,
     notify::claim::Cancel,
-    op::group_core::GroupCore,
+    op::{group_core::GroupCore, units::ResourceCore},
     values::Name,
     wait,
 };
@@ -141,6 +141,37 @@ impl Group {
     #[must_use = "it returns the group"]
     pub fn max_pending(self, limit: usize) -> Self {
         room::limit_group(&self.core, &self.shared, limit.max(1) as u64);
+        self
+    }
+
+    /// Lets at most this many of the group's operations run at a time, including those in nested groups: of the
+    /// operations pushed through any handle from now on, as many as `jobs` may be between their start and their end.
+    /// Only the first call for a group has an effect; 0 is treated as 1. See the [guide](crate::guide::resources).
+    ///
+    /// While a function waits, for a variable, a result, a group or the end of a scope, its place is lent to another
+    /// operation. When the wait is over, the function goes on as soon as there is a place, but after 100 ms at the
+    /// latest. A function in [`blocking`](crate::blocking) keeps its place, and so does a future until it has ended: it
+    /// must not await an operation that may find no place. A parent gives its place up when its own work has ended; each
+    /// child takes one.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(4).build()?;
+    /// let downloads = engine.group().jobs(2);
+    /// for part in 0..10 {
+    ///     downloads.op("download").push((), move |()| {
+    ///         raddle::blocking(|| std::thread::sleep(std::time::Duration::from_millis(part))); // two at a time
+    ///     })?;
+    /// }
+    /// downloads.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "it returns the group"]
+    pub fn jobs(self, jobs: usize) -> Self {
+        if self.core.live().is_ok() {
+            self.core.resources().add(&self.shared.set_bound(ResourceCore::bound(jobs)));
+        }
         self
     }
 
@@ -282,7 +313,10 @@ impl Group {
     fn cancel_by(&self, how: Cancel) {
         if self.core.live().is_ok() {
             // Wakers of those that wait for the cancellation run here.
-            wait::on_enough_stack(&self.core, || self.shared.cancel(how));
+            wait::on_enough_stack(&self.core, || {
+                self.shared.cancel(how);
+                self.core.withdraw_cancelled(self.shared.resources());
+            });
         }
     }
 

@@ -28,11 +28,12 @@ use crate::{
         large::{boxed_if_large, handle_unboxing_if_large},
         op_context::OpContext,
         operator::{On, Operator, OperatorFunction, Parameters, With, sealed},
+        resource::Resource,
         token::Token,
         var::Var,
     },
     device::memory::{DeviceVec, PinnedVec},
-    engine::{core::Core, push},
+    engine::{admission, core::Core, push},
     error::{
         BoxError,
         device_error::DeviceError,
@@ -46,6 +47,7 @@ use crate::{
         room::{self, WhenRoom},
         scoped::Scoped,
     },
+    notify::stock::Need,
     op::{
         cancellable::Handled,
         frame::Call,
@@ -54,6 +56,7 @@ use crate::{
         limits::Limits,
         spec::{self, Entries, Entry, MOST_SHORT, Route, Spec},
         task::{ErasedJob, Job, flag},
+        units::{Needs, UnitsWaiter},
     },
     tracker::{INLINE_ACCESSES, Mode},
     values::{Name, device::Device, property::Property},
@@ -277,6 +280,9 @@ pub struct OpBuilder<'e, S = ()> {
 pub(super) struct Owned {
     pub(super) spec: ManuallyDrop<Spec>,
     pub(super) entries: ManuallyDrop<Entries>,
+    /// The units of resources that the operation uses, if any. Used only with `flag::LIMITED`. If there are any, the
+    /// entries are spilled, so that the drop need not ask for them, which would cost every push.
+    uses: ManuallyDrop<Option<Box<Needs>>>,
 }
 
 /// Inlined, since the builder would otherwise be kept in memory at every place that pushes if code there may panic while
@@ -291,11 +297,16 @@ impl Drop for Owned {
 }
 
 impl Owned {
+    fn uses(&self) -> &[Need<UnitsWaiter>] {
+        self.uses.as_ref().map_or(&[], |uses| uses)
+    }
+
     #[cold]
     #[inline(never)]
     fn free(&mut self) {
         self.spec.name = Name::EMPTY;
         *self.entries = Entries::new();
+        *self.uses = None;
     }
 }
 
@@ -306,7 +317,11 @@ impl<'e, S> OpBuilder<'e, S> {
             core,
             scope,
             is_bare: !name.is_shared(),
-            owned: Owned { spec: ManuallyDrop::new(Spec::new(name)), entries: ManuallyDrop::new(Entries::new()) },
+            owned: Owned {
+                spec: ManuallyDrop::new(Spec::new(name)),
+                entries: ManuallyDrop::new(Entries::new()),
+                uses: ManuallyDrop::new(None),
+            },
             property: Property::Normal,
             device: Device::Cpu,
             has_more: false,
@@ -424,6 +439,43 @@ impl<'e, S> OpBuilder<'e, S> {
         self
     }
 
+    /// Declares that the operation uses this many units of a resource: it starts when they are free, as well as its
+    /// variables, and holds them until it is complete. An operation may use units of several resources, and takes all
+    /// at once. Units of one resource add up; 0 units have no effect. See [`Resource`](crate::Resource).
+    ///
+    /// The push is refused with [`Misfit::TooManyUnits`] if the resource has fewer units, and with
+    /// [`Misfit::ForeignResource`] if it belongs to another engine. A [child](OpContext::child) is also refused if its
+    /// parent does not use the units.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(4).build()?;
+    /// use std::process::Command;
+    ///
+    /// let commands = engine.resource(2);
+    /// for _ in 0..10 {
+    ///     engine.op("run").uses(&commands, 1).try_push((), |()| {
+    ///         raddle::blocking(|| Command::new("true").status())?; // two at a time, whatever the workers do
+    ///         Ok(())
+    ///     })?;
+    /// }
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn uses(mut self, resource: &'e Resource, units: usize) -> Self {
+        self.is_bare = false;
+        self.owned.spec.flags |= flag::LIMITED;
+        if !self.owned.entries.spilled() {
+            self.owned.entries.grow(2 * MOST_SHORT);
+        }
+        self.owned
+            .uses
+            .get_or_insert_default()
+            .push(Need { resource: Arc::clone(&resource.shared), units: units as u64 });
+        self
+    }
+
     /// Sets the source location that errors, dumps and traces report for the push. Default: the location of the call
     /// that pushes the operation.
     ///
@@ -528,6 +580,14 @@ impl<'e, S> OpBuilder<'e, S> {
         plan: Option<Box<dyn Any + Send>>,
         scoped: Option<&Arc<Scoped>>,
     ) -> Result<(), PushError> {
+        let group = scoped.map(|scoped| scoped.group()).or(self.group);
+        let units = match admission::of_push(self.core, group, self.owned.uses()) {
+            Ok(units) => units,
+            Err(error) => {
+                drop(job);
+                return Err(error);
+            }
+        };
         if let Some(group) = self.group.filter(|_| !self.owned.spec.is_admitted) {
             if let Err(error) = room::admit(self.core, group) {
                 drop(job);
@@ -535,7 +595,7 @@ impl<'e, S> OpBuilder<'e, S> {
             }
             self.owned.spec.is_admitted = true;
         }
-        let mut limits = Limits::new(self.deadline, plan);
+        let mut limits = Limits::new(self.deadline, units, plan);
         match (scoped, self.group) {
             (Some(scoped), _) => {
                 let mutates = self.owned.entries.iter().any(|entry| entry.mode.is_write());
@@ -1451,7 +1511,12 @@ impl<'e> OpBuilder<'e> {
         };
         // Each run of the operator is admitted separately.
         self.owned.spec.is_admitted = false;
-        let limits = (self.group.cloned(), self.deadline);
+        // Refused here rather than by each push.
+        if let Err(error) = admission::of_push(core, None, self.owned.uses()) {
+            drop(function);
+            return Err(error);
+        }
+        let limits = (self.group.cloned(), self.deadline, Needs::from(self.owned.uses()));
         let spec = mem::replace(&mut *self.owned.spec, Spec::new(Name::EMPTY));
         Ok(Operator::new(Arc::clone(core), spec, entries, choice, function, fixed_priority, limits))
     }
@@ -1661,11 +1726,22 @@ impl<'e> OpBuilder<'e> {
             return Err(error);
         }
         let group = self.family.map(Family::group).or(self.group);
-        let plan = || Plan::boxed(&self.owned.entries, self.owned.spec.priority, self.deadline, group, self.family);
+        let held = (&**self.owned.entries, self.owned.uses());
+        let plan = || Plan::boxed(held, self.owned.spec.priority, self.deadline, group, self.family);
         let plan = (flags & flag::PARENT != 0).then(plan);
         match self.family {
             Some(family) => {
-                let limits = Limits::new(self.deadline, plan);
+                let units =
+                    family.units_for(self.owned.uses()).and_then(|uses| admission::of_push(self.core, group, &uses));
+                let units = match units {
+                    Ok(units) => units,
+                    Err(error) => {
+                        // Dropped here, for the reason given in `Core::create`.
+                        drop(job);
+                        return Err(error);
+                    }
+                };
+                let limits = Limits::new(self.deadline, units, plan);
                 family.push(&self.owned.spec, location, &mut self.owned.entries, job, limits)
             }
             None => self.enqueue_in_group(location, job, plan, None),

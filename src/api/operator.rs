@@ -24,7 +24,7 @@ use crate::{
         op_builder::{is_counted, push_counted, unless_refused},
         token::Token,
     },
-    engine::{core::Core, push},
+    engine::{admission, core::Core, push},
     error::{
         op::Cause,
         push_error::{NoAccess, PushError},
@@ -42,6 +42,7 @@ use crate::{
         no_wait::{self, NoWait},
         spec::{Entries, Entry, MOST_SHORT, RefKind, Spec},
         task::{ErasedJob, flag},
+        units::Needs,
     },
     tracker::Mode,
     wait,
@@ -109,8 +110,8 @@ struct Inner<P: Parameters> {
     bare_name: Option<&'static str>,
     /// Whether the priority is fixed, because the property determines it or because the operator is a clean-up.
     fixed_priority: bool,
-    /// The group and deadline of each run. Used only with `flag::LIMITED`.
-    limits: (Option<Arc<GroupCore>>, Option<Instant>),
+    /// The group and deadline of each run, and the units that it uses. Used only with `flag::LIMITED`.
+    limits: (Option<Arc<GroupCore>>, Option<Instant>, Needs),
 }
 
 // SAFETY: the `Owner`'s tokens keep alive the cells that `entries` points to, and a cell is `Sync`. The choice and the
@@ -583,7 +584,7 @@ impl<P: Parameters> Operator<P> {
         choice: P::Choice,
         function: OperatorFunction<P::Given>,
         fixed_priority: bool,
-        limits: (Option<Arc<GroupCore>>, Option<Instant>),
+        limits: (Option<Arc<GroupCore>>, Option<Instant>, Needs),
     ) -> Self {
         let tokens = entries
             .iter()
@@ -794,7 +795,7 @@ impl<P: Parameters> Operator<P> {
         location: &'static Location<'static>,
         mut job: ErasedJob,
     ) -> Result<(), PushError> {
-        let Inner { core, spec, limits: (group, deadline), .. } = self.inner();
+        let Inner { core, spec, limits: (group, deadline, uses), .. } = self.inner();
         if let Some(group) = group.as_ref().filter(|_| !ADMITTED) {
             if let Err(error) = room::admit(core, group) {
                 drop(job);
@@ -806,8 +807,15 @@ impl<P: Parameters> Operator<P> {
         if ADMITTED && spec.flags & flag::LIMITED == 0 {
             return core.push_sorted(spec, priority, location, entries, job);
         }
-        let plan = || Plan::boxed(entries, priority, *deadline, group.as_ref(), None);
-        let mut limits = Limits::new(*deadline, (spec.flags & flag::PARENT != 0).then(plan));
+        let plan = || Plan::boxed((entries, uses), priority, *deadline, group.as_ref(), None);
+        let units = match admission::of_push(core, group.as_ref(), uses) {
+            Ok(units) => units,
+            Err(error) => {
+                drop(job);
+                return Err(error);
+            }
+        };
+        let mut limits = Limits::new(*deadline, units, (spec.flags & flag::PARENT != 0).then(plan));
         if let Some(group) = group {
             limits.join(group);
         }

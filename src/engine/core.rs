@@ -31,7 +31,13 @@ use crate::{
         stop_signal::{StopSignal, StopSource},
     },
     observe::recording::Recording,
-    op::{fault::FaultLock, frame, group_core::GroupCore, task::Task},
+    op::{
+        fault::FaultLock,
+        frame,
+        group_core::GroupCore,
+        task::Task,
+        units::{ResourceCore, Resources},
+    },
     scheduler::activity::Count,
     sync::{
         Mutex,
@@ -72,7 +78,7 @@ pub(crate) mod phase {
 /// Which bare operations go the [short way](crate::engine::push).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ShortWay {
-    /// None: the engine has a GPU, a limit of its own or an observer, or shuffles.
+    /// None: the engine has a GPU, a limit or a bound of its own or an observer, or shuffles.
     None,
     /// All. They run on workers.
     ToWorkers,
@@ -112,6 +118,10 @@ pub(crate) struct Core {
     pub(crate) serve_lane: ServeLane,
     /// The state for limits on pending operations.
     pub(crate) bounds: Bounds,
+    /// The bound on the operations that run at a time, if there is one.
+    bound: Option<Arc<ResourceCore>>,
+    /// The engine's resources, and those of its groups and families.
+    resources: Resources,
     /// Held by a thread while it reads or changes the failure of a variable that several streams may be using.
     pub(super) fault_lock: FaultLock,
     /// The engine's recorder and observers, if any.
@@ -186,7 +196,7 @@ impl Core {
         threads: ThreadPool<Task>,
         (gpus, serve_lane): (Gpus<Task>, ServeLane),
         shards: usize,
-        limit: Option<u64>,
+        (limit, bound): (Option<u64>, Option<Arc<ResourceCore>>),
         recording: Option<Box<Recording>>,
         shuffler: Option<Arc<Shuffler<Task>>>,
     ) -> Self {
@@ -196,7 +206,8 @@ impl Core {
             (None, _) => phase::OPEN,
         };
         let only_records = recording.as_deref().is_some_and(Recording::only_records) && shuffler.is_none();
-        let does_more = limit.is_some() || shuffler.is_some() || recording.is_some() && !only_records;
+        let does_more =
+            limit.is_some() || bound.is_some() || shuffler.is_some() || recording.is_some() && !only_records;
         let core = Self {
             kind,
             freeing: (!gpus.is_empty()).then(|| GroupCore::new(None)),
@@ -218,6 +229,8 @@ impl Core {
             gpus,
             serve_lane,
             bounds: Bounds::default(),
+            bound,
+            resources: Resources::default(),
             fault_lock: FaultLock::default(),
             recording,
             shuffler,
@@ -227,6 +240,7 @@ impl Core {
         if let Some(limit) = limit {
             core.limit(limit);
         }
+        core.bound.iter().for_each(|bound| core.resources.add(bound));
         if core.shuffler.is_some() {
             // Shuffling uses the counts in `bounds` to detect that nothing is running.
             core.bounds.begin_use();
@@ -309,6 +323,16 @@ impl Core {
     /// Returns the group of the deletions that return memory to devices' pools, if the engine has GPUs.
     pub(crate) fn freeing(&self) -> Option<&Arc<GroupCore>> {
         self.freeing.as_ref()
+    }
+
+    /// Returns the bound on the operations that run at a time, if there is one.
+    pub(crate) fn bound(&self) -> Option<&Arc<ResourceCore>> {
+        self.bound.as_ref()
+    }
+
+    /// Returns the engine's resources, and those of its groups and families.
+    pub(crate) fn resources(&self) -> &Resources {
+        &self.resources
     }
 
     /// Returns the tag of this engine's variables: the engine's address, which no other engine can have while a

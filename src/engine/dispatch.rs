@@ -12,6 +12,8 @@
 //! device operation does not run there: it is left to a worker or, on an engine without workers, to an enclosing ready
 //! loop.
 //!
+//! An operation that needs units comes here a second time once it has them ([`admission`]).
+//!
 //! # Operations inside operations
 //!
 //! An operation running on this thread may make others ready that must run here as well. These do not run inside each
@@ -28,7 +30,7 @@ use crate::{
         worker_thread,
     },
     device::gpus,
-    engine::{core::Core, on_device, run, shuffle},
+    engine::{admission, core::Core, on_device, run, shuffle},
     group::room,
     notify::pending::Ticket,
     observe::record::{self, NoRecording, RunRecording},
@@ -68,9 +70,11 @@ impl Core {
         schedule_with(self, op, |op| worker_thread::schedule(self, op));
     }
 
-    /// Records that an operation has become ready, if its events are recorded, and schedules it on its lane.
+    /// Records that an operation has become ready, if its events are recorded, and schedules it on its lane, unless it
+    /// has to wait for units.
     #[inline(never)]
     pub(crate) fn record_and_schedule(self: &Arc<Self>, op: OpRef<Task>) {
+        let Some(op) = admission::admit(self, op) else { return };
         record::ready(self, &op);
         schedule(self, op);
     }
@@ -182,6 +186,7 @@ impl Core {
 /// Dispatches an operation that may have to run on this thread, must be claimed before it starts, or is recorded.
 #[inline(never)]
 fn dispatch_specially(core: &Arc<Core>, op: OpRef<Task>) {
+    let Some(op) = admission::admit(core, op) else { return };
     if op.task().has(flag::INLINE | flag::EAGER) || !core.has_workers() {
         run_now(core, op);
     } else {
@@ -333,8 +338,10 @@ fn finish_on_worker(core: &Arc<Core>, epilogue: Epilogue) {
 /// Schedules an operation on the workers, or leaves it to `ready_loop` if the engine has no workers.
 fn leave_operation(core: &Arc<Core>, ready_loop: &ReadyLoop, op: OpRef<Task>) {
     if core.has_workers() {
-        core.record_and_schedule(op);
-    } else if no_wait::in_device_function() {
+        return core.record_and_schedule(op);
+    }
+    let Some(op) = admission::admit(core, op) else { return };
+    if no_wait::in_device_function() {
         put_off(core, ready_loop, op);
     } else {
         ready_loop.push(op);

@@ -8,6 +8,7 @@
 //! they begin, such as [`push`]. What only this layer and those above it call is a function, such as
 //! [`shutdown::begin`].
 
+pub(crate) mod admission;
 pub(crate) mod at_exit;
 pub(crate) mod core;
 mod dispatch;

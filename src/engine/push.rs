@@ -28,6 +28,7 @@ use std::{array, iter, mem::ManuallyDrop, ops::Deref, panic::Location, sync::Arc
 use crate::{
     context::{ready_loop, worker_thread},
     engine::{
+        admission,
         core::{Core, ShortWay, phase},
         dispatch, shuffle,
     },
@@ -91,8 +92,11 @@ impl Core {
         priority: i32,
         location: &'static Location<'static>,
         entries: &[Entry],
-        job: ErasedJob,
+        mut job: ErasedJob,
     ) -> Result<OpRef<Task>, PushError> {
+        if self.bound().is_some() && spec.flags & (flag::INTERNAL | flag::INLINE) == 0 {
+            admission::bind(self, &mut job);
+        }
         // SAFETY: the task is filled below, and the caller enqueues the operation.
         let op = match unsafe { begin(self, spec, priority, entries) } {
             Ok(op) => op,

@@ -26,6 +26,7 @@ use crate::{
         worker_thread::{self, WorkerThread},
     },
     engine::{
+        admission,
         core::{Core, phase},
         on_device, run_async,
     },
@@ -37,7 +38,7 @@ use crate::{
         group_core::GroupCore,
         limits::Limits,
         task::{Claimed, Remainder, Task, flag},
-        variable::VarCell,
+        variable::{VarCell, failure_before},
     },
     sync::{
         Ordering::Relaxed,
@@ -260,19 +261,10 @@ pub(crate) fn decide(core: &Core, op: &Op<Task>, at: Device) -> Disposition {
 
 /// Decides whether an operation is skipped because a variable that it does not overwrite has failed.
 fn failure_disposition(op: &Op<Task>) -> Disposition {
-    if !op.task().has(flag::NO_SKIP) {
-        for access in op.accesses() {
-            let cell = VarCell::of(access);
-            if cell.fault().has_failed() && access.mode() != Mode::Overwrite {
-                // SAFETY: the operation is ready, so it holds its variables. Either GPU writes to them are
-                // complete, or the caller holds the fault lock.
-                if let Some(failure) = unsafe { cell.fault().failure() } {
-                    return Disposition::Skip(op.task().skipped_by(failure));
-                }
-            }
-        }
-    }
-    Disposition::Run
+    // SAFETY: (1): the operation is ready, so it holds its variables. Either GPU writes to them are complete, or the
+    // caller holds the fault lock.
+    let failure = unsafe { failure_before(op) };
+    failure.map_or(Disposition::Run, |failure| Disposition::Skip(op.task().skipped_by(failure)))
 }
 
 /// Calls the function of `op`. `LIMITED` says whether the operation may have limits.
@@ -466,7 +458,8 @@ impl Completed {
     #[inline]
     fn succeeded(op: Hold<Task>) -> Epilogue {
         let remainder = Self::report(&op, Ok(()), FnState::Called);
-        if remainder.is_none() && !must_leave(&op) {
+        let may_forget = |limits: &Limits| !limits.must_leave() && limits.units().is_none();
+        if remainder.is_none() && op.task().limits().is_none_or(may_forget) {
             // Its drop would do nothing, but cost instructions.
             mem::forget(remainder);
             return Epilogue::CountOut(Self::release(op));
@@ -555,8 +548,14 @@ pub(crate) fn finish(core: &Arc<Core>, epilogue: Epilogue) {
     match epilogue {
         Epilogue::Nothing => {}
         Epilogue::CountOut(ticket) => core.count_out(ticket),
-        Epilogue::Completed(completed) if !completed.runs_program_code() => finish_completed(core, completed),
-        Epilogue::Completed(completed) => run_where_fit(core, |core| finish_completed(core, completed)),
+        Epilogue::Completed(completed) => {
+            admission::give_back(core, &completed.op);
+            if completed.runs_program_code() {
+                run_where_fit(core, |core| finish_completed(core, completed));
+            } else {
+                finish_completed(core, completed);
+            }
+        }
         Epilogue::Started(op, remainder) => {
             run_where_fit(core, move |core| run_program_code(core, &op, None, || remainder.run()));
         }

@@ -50,7 +50,10 @@ pub(crate) fn begin(core: &Arc<Core>, cancel: bool) {
     if !core.is_forked() {
         room::end_waits_for_room(core);
         if cancel {
-            wait::on_enough_stack(core, || core.give_stop_signals());
+            wait::on_enough_stack(core, || {
+                core.give_stop_signals();
+                core.withdraw_cancelled(core.resources());
+            });
         }
     }
 }

@@ -147,6 +147,19 @@ pub enum Misfit {
     FutureOnDevice,
     /// The call is for device operations, but no device was passed to [`OpBuilder::on`](crate::OpBuilder::on).
     NotOnDevice,
+    /// [`OpBuilder::uses`](crate::OpBuilder::uses) names a resource of another engine.
+    ForeignResource,
+    /// [`OpBuilder::uses`](crate::OpBuilder::uses) names more units than there are: the resource, or the parent of a
+    /// child, has `units`.
+    TooManyUnits {
+        /// The units that the operation needs.
+        needed: u64,
+        /// The units that there are.
+        units: u64,
+    },
+    /// A [child](crate::OpContext::child) names a resource that its parent does not use. The units of a child come out
+    /// of its parent's.
+    UnitsNotHeld,
 }
 
 impl fmt::Display for Misfit {
@@ -167,6 +180,11 @@ impl fmt::Display for Misfit {
                 "an operation that is a future runs on the CPU; omit `on`, and await what it launches on the device"
             }
             Self::NotOnDevice => "the call is for device operations; choose a device with `on`",
+            Self::ForeignResource => "the operation uses a resource of another engine; create one on its own engine",
+            Self::TooManyUnits { needed, units } => {
+                return write!(f, "the operation uses {needed} units of a resource, but there are only {units}");
+            }
+            Self::UnitsNotHeld => "a child uses a resource that its parent does not use; use it on the parent as well",
         })
     }
 }

@@ -21,7 +21,7 @@
 //!
 //! # Who may touch what
 //!
-//! * `plan` and `identity`: constant. The pointers in `identity` are only compared.
+//! * `plan` and `identity`: constant. The pointers in `identity` are only compared, except when the parent's work ends.
 //! * `is_future`: set by the thread that starts the parent, before the future exists.
 //! * `parent`: set by the thread that starts the parent or, if the parent is asynchronous, by the thread that uses its
 //!   completion or ends its future; taken by the thread that drops the last share.
@@ -44,10 +44,13 @@ use crate::{
     engine::core::Core,
     error::{
         op::OpError,
-        push_error::{NoAccess, PushError},
+        push_error::{Misfit, NoAccess, PushError},
     },
     group::room,
-    notify::family_count::FamilyCount,
+    notify::{
+        family_count::FamilyCount,
+        stock::{self, Need},
+    },
     op::{
         cancellable::WaitersPlace,
         frame::Frame,
@@ -56,6 +59,7 @@ use crate::{
         limits::Limits,
         spec::{Entries, Entry, Spec, sort},
         task::{ErasedJob, Task, flag},
+        units::{Needs, ResourceCore, UnitsWaiter},
         variable::VarCell,
         variables::{self, OwnedVar},
     },
@@ -64,11 +68,16 @@ use crate::{
     values::Name,
 };
 
+/// Units that a parent uses, with the resource that represents them among the children once one of them uses it.
+type UnitsOfParent = (Need<UnitsWaiter>, OnceLock<Arc<ResourceCore>>);
+
 /// The data from which an operation's children are created.
 pub(crate) struct Plan {
     /// The variables that the operation declares, with their modes. If the operation is itself a child, these are the
     /// program's variables, not the family's.
     names: Box<[(NonNull<VarCell>, Mode)]>,
+    /// The units of resources that the operation uses, in the same way.
+    uses: Box<[UnitsOfParent]>,
     priority: i32,
     deadline: Option<Instant>,
     /// The children's group, inside the operation's own group if it has one.
@@ -86,15 +95,18 @@ unsafe impl Sync for Plan {}
 impl Plan {
     /// Creates the plan of an operation with these entries, as declared by the program, for its limits.
     pub(crate) fn boxed(
-        entries: &[Entry],
+        (entries, uses): (&[Entry], &[Need<UnitsWaiter>]),
         priority: i32,
         deadline: Option<Instant>,
         group: Option<&Arc<GroupCore>>,
         within: Option<&Family>,
     ) -> Box<dyn Any + Send> {
+        let mut uses = Needs::from(uses);
+        stock::merge(&mut uses);
         let names = entries.iter().map(|entry| (entry.cell, entry.mode)).collect();
         Box::new(Self {
             names,
+            uses: uses.into_iter().map(|need| (need, OnceLock::new())).collect(),
             priority,
             deadline,
             group: GroupCore::of_children(group),
@@ -113,14 +125,14 @@ struct Child {
 // SAFETY: the place is in the state that the operation shares with its handle, and contains only atomics.
 unsafe impl Send for Child {}
 
-/// The pointers that identify the parent.
+/// The pointers to the parent.
 struct Identity {
     op: NonNull<()>,
     /// The pointer that identifies the parent to waiters.
     task: NonNull<()>,
 }
 
-// SAFETY: the pointers are only compared.
+// SAFETY: the pointers are compared, or used while the parent is not complete.
 unsafe impl Send for Identity {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Identity {}
@@ -331,6 +343,27 @@ impl Family {
         entries.iter().map(&mut replace).collect()
     }
 
+    /// Returns what a child needs that uses these units: the same units of the resources that represent the parent's.
+    ///
+    /// # Errors
+    /// Returns an error if the parent uses fewer units.
+    pub(crate) fn units_for(&self, uses: &[Need<UnitsWaiter>]) -> Result<Needs, PushError> {
+        self.core.live()?;
+        let replace = |need: &Need<UnitsWaiter>| {
+            let held = self.plan.uses.iter().find(|(held, _)| held.is_of(need));
+            let (Need { resource, units }, part) = held.ok_or(PushError::Unfit(Misfit::UnitsNotHeld))?;
+            let part = part.get_or_init(|| {
+                let part = ResourceCore::new(resource.owner(), *units, false);
+                resource.name().into_iter().for_each(|name| part.set_name(name.clone()));
+                let part = Arc::new(part);
+                self.core.resources().add(&part);
+                part
+            });
+            Ok(Need { resource: Arc::clone(part), units: need.units })
+        };
+        uses.iter().filter(|need| need.units != 0).map(replace).collect()
+    }
+
     /// Pushes a child.
     pub(crate) fn push(
         &self,
@@ -432,6 +465,9 @@ impl Family {
                 debug_assert!(none.is_none(), "the variable is new");
             }
         }
+        // SAFETY: the parent is not complete before the family is over, so its record exists.
+        let parent = unsafe { self.identity.op.cast::<Op<Task>>().as_ref() };
+        self.core.leave_bounds(parent);
         let children = lock(&self.children).take().unwrap_or_default();
         // All children are released before the first one may run, since that child may wait for another.
         for place in children.iter().filter_map(|child| child.place) {

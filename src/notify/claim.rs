@@ -128,6 +128,12 @@ impl Claim {
         self.0.load(Relaxed) != PENDING
     }
 
+    /// Whether the operation was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        // Relaxed: an operation that enters a queue asks under a lock that the canceller takes afterwards.
+        self.0.load(Relaxed) & STATE >= CANCELLED
+    }
+
     /// Whether the operation was cancelled, still awaits its turn, and has not been abandoned by its scope.
     pub fn awaits_turn(&self) -> bool {
         // Relaxed: the answer is a hint, and hands over nothing.

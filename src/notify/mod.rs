@@ -8,6 +8,7 @@ pub(crate) mod family_count;
 pub(crate) mod oneshot;
 pub(crate) mod pending;
 pub(crate) mod poll_state;
+pub(crate) mod stock;
 pub(crate) mod stop_signal;
 pub(crate) mod waiters;
 pub(crate) mod wakers;

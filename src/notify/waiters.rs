@@ -396,6 +396,14 @@ impl Waiters {
         }
     }
 
+    /// Calls `found` for each watched waiter that is still waiting, with the waiter's number, its kind, and what its
+    /// thread is inside of.
+    pub fn each(&self, mut found: impl FnMut(u64, WaiterKind, &Inside)) {
+        for entry in lock(&self.list).watched.values().filter(|entry| entry.waits()) {
+            found(entry.number, entry.waiting.kind, entry.waiting.inside);
+        }
+    }
+
     /// Asks these waiters to look for a cycle soon.
     pub fn ask(&self, numbers: impl IntoIterator<Item = u64>) {
         let mut list = lock(&self.list);

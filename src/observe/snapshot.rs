@@ -8,6 +8,7 @@
 use std::{
     collections::HashMap,
     ptr::{self, NonNull},
+    sync::Arc,
 };
 
 use crate::{
@@ -17,24 +18,30 @@ use crate::{
     memory::{epoch, pool},
     notify::{
         pending::{PendingOps, Ticket},
+        stock::Need,
         waiters::{Awaits, Goal, OpenScope, WaitingThread, waiters},
     },
     observe::record,
     op::{
+        limits::Limits,
         task::{Task, flag},
+        units::{Units, UnitsState},
         variable::VarCell,
         variables::DROP,
     },
     scheduler::priority_of,
     trace::{
         OpId,
-        dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, Role, ThreadWait, WaitKind},
+        dump::{Dump, OpState, PendingAccess, PendingOp, PendingUnits, PendingVar, Role, ThreadWait, WaitKind},
         recorder::RecordedEngine,
     },
     tracker::{Op, Standing, Successors, each_marked},
     values::Name,
     wait::cycles::{self, keep_incomplete, ticket_in},
 };
+
+/// The maximum number of holders of a resource for which an operation is shown to wait. Not tuned.
+const MAX_HOLDERS: usize = 32;
 
 /// Returns a dump of what is pending.
 pub(crate) fn take(core: &Core) -> Dump {
@@ -75,6 +82,7 @@ pub(crate) fn take(core: &Core) -> Dump {
         }
     }
     let members = FoundOps::of(records);
+    members.each_lack_of_units(|waiting, holder| dump.ops[waiting].waits_for.push(holder));
     for (child, parent) in members.parents() {
         if let Some(parent) = by_record.get(&parent).map(|&parent| &mut dump.ops[parent]) {
             parent.waits_for.push(child);
@@ -124,6 +132,14 @@ pub(crate) fn take(core: &Core) -> Dump {
 fn describe(core: &Core, op: &Op<Task>, has_started: bool, running: &HashMap<OpId, String>) -> PendingOp {
     let task = op.task();
     let standings: Vec<Standing> = op.accesses().map(|access| access.standing()).collect();
+    let units = task.limits().and_then(Limits::units);
+    let waits_for_units = units.is_some_and(|units| units.state() == UnitsState::Waits);
+    let uses = units.filter(|units| waits_for_units || units.are_held()).into_iter().flat_map(Units::needs);
+    let units = uses.map(|Need { resource, units }| PendingUnits {
+        resource: resource.name().map(Name::to_string).unwrap_or_default(),
+        units: *units,
+        waits: waits_for_units,
+    });
     // The accesses of an operation that has ended may be gone.
     let are_gone = standings.len() < op.access_count() as usize;
     let state = if are_gone || !standings.is_empty() && standings.iter().all(|&standing| standing == Standing::Done) {
@@ -132,6 +148,8 @@ fn describe(core: &Core, op: &Op<Task>, has_started: bool, running: &HashMap<OpI
         OpState::Running
     } else if standings.contains(&Standing::Waits) {
         OpState::Waiting
+    } else if waits_for_units {
+        OpState::WaitingForUnits
     } else {
         OpState::Ready
     };
@@ -155,6 +173,7 @@ fn describe(core: &Core, op: &Op<Task>, has_started: bool, running: &HashMap<OpI
         asynchronous: task.has(flag::ASYNC),
         internal: task.has(flag::INTERNAL),
         accesses: accesses.collect(),
+        units: units.collect(),
         waits_for: Vec::new(),
         role: if task.has(flag::INTERNAL) && (op.access_count() == 0 || task.name().as_str() == DROP) {
             Role::OfEngine
@@ -205,7 +224,9 @@ pub(super) fn ready_ops(core: &Core) -> Vec<usize> {
     let pinned = epoch::pin();
     let look = |op: &Op<Task>, _: *mut ()| {
         let holding = op.accesses().filter(|access| access.standing() == Standing::Holds).count();
-        let is_ready = holding == op.access_count() as usize;
+        let units = op.task().limits().and_then(Limits::units);
+        let has_units = units.is_none_or(|units| units.state() != UnitsState::Waits);
+        let is_ready = has_units && holding == op.access_count() as usize;
         if let Some(ready) = ready.get_mut(usize::from(op.task().lane)).filter(|_| is_ready) {
             *ready += 1;
         }
@@ -319,6 +340,31 @@ impl FoundOps {
             // SAFETY: (1): the operation was pending when it was found marked.
             Some((index, op.task().limits()?.parent()?))
         })
+    }
+
+    /// Calls `found` with each operation that waits for units and with those that hold units of the same resources: for
+    /// each resource, at most [`MAX_HOLDERS`].
+    fn each_lack_of_units(&self, mut found: impl FnMut(usize, usize)) {
+        let (mut holders, mut waiting) = (HashMap::<_, Vec<usize>>::new(), Vec::new());
+        for (index, record) in self.records.iter().enumerate() {
+            // SAFETY: see `of`: the record is not reused.
+            let op = unsafe { record.as_ref() };
+            // SAFETY: (1): the operation was pending when it was found marked.
+            let Some(units) = op.task().limits().and_then(Limits::units) else { continue };
+            if units.state() == UnitsState::Waits {
+                waiting.push((index, units));
+            } else if units.are_held() {
+                for need in units.needs() {
+                    holders.entry(Arc::as_ptr(&need.resource)).or_default().push(index);
+                }
+            }
+        }
+        for (index, units) in waiting {
+            for need in units.needs() {
+                let held_by = holders.get(&Arc::as_ptr(&need.resource)).into_iter().flatten();
+                held_by.take(MAX_HOLDERS).for_each(|holder| found(index, *holder));
+            }
+        }
     }
 
     /// Returns the members of the group with this count and of the groups inside it.

@@ -184,7 +184,7 @@ impl Seen {
                     let budget = watchdog.budgets.get(op.name.as_str()).copied();
                     (budget.or(watchdog.running), true)
                 }
-                OpState::Waiting | OpState::Ready => (watchdog.waiting, false),
+                OpState::Waiting | OpState::WaitingForUnits | OpState::Ready => (watchdog.waiting, false),
                 // The operation's children, or the thread that waits inside the operation, are reported instead.
                 OpState::WaitingInside | OpState::WaitingForChildren => (None, false),
             };

@@ -68,6 +68,8 @@ struct Rare {
     failure: Option<OpError>,
     /// Asks the started operation to stop.
     stop: StopSource,
+    /// Called when the operation is cancelled, once its function has been dropped.
+    withdraw: Option<Box<dyn FnOnce() + Send>>,
 }
 
 /// The place where waiters find a queued operation. It contains only atomics, since a waiter may free it as soon as
@@ -226,6 +228,18 @@ impl Cancellable<dyn Function> {
         lock(&self.rare).get_or_insert_default().stop.signal(|| self.claim.is_stopping())
     }
 
+    /// Registers `withdraw` to be called when the operation is cancelled. An earlier cancellation does not cause it to
+    /// be called; only [`Claim::is_cancelled`] reports it.
+    pub(crate) fn when_cancelled(&self, withdraw: impl FnOnce() + Send + 'static) {
+        lock(&self.rare).get_or_insert_default().withdraw = Some(Box::new(withdraw));
+    }
+
+    /// Withdraws the cancelled operation from the queue in which it waits for units, if it does.
+    fn withdraw(&self) {
+        let withdraw = lock(&self.rare).as_mut().and_then(|rare| rare.withdraw.take());
+        withdraw.into_iter().for_each(|withdraw| withdraw());
+    }
+
     /// Cancels the operation if it has neither started nor been cancelled: calls `tell` with the failure and then drops
     /// the function. If the operation has started, asks it to stop. Returns whether this call cancelled the operation.
     pub fn cancel(&self, how: Cancel, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
@@ -241,6 +255,7 @@ impl Cancellable<dyn Function> {
         tell(failure);
         // SAFETY: (1): this thread has won the claim.
         unsafe { self.clear() };
+        self.withdraw();
         true
     }
 
@@ -268,6 +283,7 @@ impl Cancellable<dyn Function> {
                 tell(failure);
                 // SAFETY: (1): this thread has won the claim.
                 unsafe { self.clear() };
+                self.withdraw();
                 true
             }
         }

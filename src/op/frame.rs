@@ -391,6 +391,16 @@ fn each_unknown(mut look: impl FnMut(&Frame) -> bool) {
     });
 }
 
+/// Calls `look` with each operation on this thread that has limits and has not released its variables, and with its
+/// engine.
+pub(crate) fn each_limited(mut look: impl FnMut(&Arc<Core>, &Op<Task>)) {
+    any_frame(|frame| {
+        let op = frame.op().filter(|op| frame.holds == Holds::Variables && op.task().has(flag::LIMITED));
+        op.into_iter().for_each(|op| look(frame.engine(), op));
+        false
+    });
+}
+
 /// If a panic in the function of an operation on this thread dropped the operation's completion, takes the right to end
 /// the operation. Returns the right and the operation's engine.
 pub(crate) fn take_lost() -> Option<(Arc<Core>, OpRef<Task>)> {

@@ -16,6 +16,8 @@
 //! * `stop`: under its lock, which whoever cancels the group takes after it has changed `state`.
 //! * `failures`: under their lock. No failure is dropped under the lock, since the drop may run program code.
 //! * `pending`: see [`PendingOps`].
+//! * `is_bound`: set once the bound is.
+//! * `resources`: under its lock.
 //!
 //! This module has no edges of its own: the count hands over what the members did.
 
@@ -31,11 +33,14 @@ use crate::{
         stop_signal::{StopSignal, StopSource},
         wakers::Wakers,
     },
-    op::limits::Tickets,
+    op::{
+        limits::Tickets,
+        units::{ResourceCore, Resources},
+    },
     sync::{
         Mutex,
         Ordering::Relaxed,
-        atomic::{AtomicU8, AtomicU64},
+        atomic::{AtomicBool, AtomicU8, AtomicU64},
         edge::{removed, step},
         lock,
     },
@@ -62,6 +67,10 @@ pub(crate) struct GroupCore {
     stop: Mutex<StopSource>,
     /// The failures of members since the last wait, keyed by push number.
     failures: Mutex<BTreeMap<u64, Kept>>,
+    /// Whether there is a bound on the members that run at a time.
+    is_bound: AtomicBool,
+    /// That bound, and the resources that members need. Of those that one member needs together, one is listed.
+    resources: Resources,
 }
 
 impl std::fmt::Debug for GroupCore {
@@ -93,7 +102,27 @@ impl GroupCore {
             pushed: AtomicU64::new(0),
             stop: Mutex::default(),
             failures: Mutex::default(),
+            is_bound: AtomicBool::new(false),
+            resources: Resources::default(),
         })
+    }
+
+    /// Returns the bound on the members that run at a time, if there is one.
+    pub(crate) fn bound(&self) -> Option<Arc<ResourceCore>> {
+        // Relaxed: the lock hands over the bound. A push that does not follow the call that sets it may miss it.
+        if self.is_bound.load(Relaxed) { self.resources.bound() } else { None }
+    }
+
+    /// Sets the bound on the members that run at a time, unless there is one. Returns the bound.
+    pub(crate) fn set_bound(&self, bound: ResourceCore) -> Arc<ResourceCore> {
+        let bound = self.resources.set_bound(bound);
+        // Relaxed: see `bound`.
+        self.is_bound.store(true, Relaxed);
+        bound
+    }
+
+    pub(crate) fn resources(&self) -> &Resources {
+        &self.resources
     }
 
     /// Returns this group and those around it, innermost first.

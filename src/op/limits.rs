@@ -1,5 +1,5 @@
-//! What limits an operation: its group, its deadline, its family, and its children. Limits on the number of *pending*
-//! operations are another matter, that of [`group::room`](crate::group::room).
+//! What limits an operation: its group, its deadline, the units that it needs, its family, and its children. Limits on
+//! the number of *pending* operations are another matter, that of [`group::room`](crate::group::room).
 //!
 //! Only operations with [`flag::LIMITED`](super::task::flag::LIMITED) have a [`Limits`], which is boxed. Its memory is
 //! retired with the task's, so any pinned thread that has found the operation may read the constant part.
@@ -14,8 +14,8 @@
 //!
 //! # Who may touch what
 //!
-//! * `deadline`, `mutates`, `number`, `counts` and `parent`: constant once the operation is enqueued. The pointers are
-//!   only compared.
+//! * `deadline`, `mutates`, `number`, `counts`, `parent` and `units`: constant once the operation is enqueued. The
+//!   pointers are only compared. The [`Units`] have a state of their own.
 //! * `own`: the thread that starts or skips the operation, up to the call of its function. Then, while the operation
 //!   has not ended, the owners of shares of the right to end it may read the group and the families. Then, the thread
 //!   that ends the operation.
@@ -41,6 +41,7 @@ use crate::{
     op::{
         group_core::{GroupCore, Kept},
         kin::{Kin, KinShare},
+        units::Units,
     },
     sync::cell::UnsafeCell,
 };
@@ -61,6 +62,7 @@ pub(crate) struct Limits {
     /// The record of the operation's parent, if it is a child. It belongs to the parent as long as the operation is
     /// pending.
     parent: Option<NonNull<()>>,
+    units: Option<Box<Units>>,
     own: UnsafeCell<LimitsState>,
 }
 
@@ -90,13 +92,18 @@ unsafe impl Sync for Limits {}
 impl Limits {
     /// Creates the limits of an operation in no group. If the operation may have children, its
     /// family is created from `plan`.
-    pub(crate) fn new(deadline: Option<Instant>, plan: Option<Box<dyn Any + Send>>) -> Box<Self> {
+    pub(crate) fn new(
+        deadline: Option<Instant>,
+        units: Option<Box<Units>>,
+        plan: Option<Box<dyn Any + Send>>,
+    ) -> Box<Self> {
         Box::new(Self {
             deadline,
             mutates: true,
             number: 0,
             counts: Tickets::new(),
             parent: None,
+            units,
             own: UnsafeCell::new(LimitsState { plan, ..LimitsState::default() }),
         })
     }
@@ -180,6 +187,23 @@ impl Limits {
     pub(crate) unsafe fn take_plan(&self) -> Option<Box<dyn Any + Send>> {
         // SAFETY: (1).
         unsafe { self.with(|own| own.plan.take()) }
+    }
+
+    /// Whether the group was cancelled or the deadline has passed. Called by the owner of the ready operation.
+    pub(crate) fn are_over(&self) -> bool {
+        let own = self.own();
+        own.group.as_ref().is_some_and(|group| group.cancelled().is_some())
+            || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// Returns the units that the operation needs, if it needs any.
+    pub(crate) fn units(&self) -> Option<&Units> {
+        self.units.as_deref()
+    }
+
+    /// Sets the units, before the push.
+    pub(crate) fn set_units(&mut self, units: Option<Box<Units>>) {
+        self.units = units;
     }
 
     fn own(&self) -> &LimitsState {

@@ -18,6 +18,7 @@ pub(crate) mod limits;
 pub(crate) mod no_wait;
 pub(crate) mod spec;
 pub(crate) mod task;
+pub(crate) mod units;
 pub(crate) mod variable;
 pub(crate) mod variables;
 pub(crate) mod waits;

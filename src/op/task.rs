@@ -77,8 +77,9 @@ pub(crate) mod flag {
     pub(crate) const ASYNC: u16 = 16;
     /// Belongs to a GPU lane, whose thread runs it.
     pub(crate) const GPU_LANE: u16 = 32;
-    /// Has [limits](super::Limits): a group, a deadline, a family or children. Such an operation also has `REPORTS`.
-    /// Has nothing to do with a limit on pending operations, which the phase `BOUNDED` of an engine stands for.
+    /// Has [limits](super::Limits): a group, a deadline, units, a family or children. Such an operation also has
+    /// `REPORTS`. Has nothing to do with a limit on pending operations, which the phase `BOUNDED` of an engine stands
+    /// for.
     pub(crate) const LIMITED: u16 = 64;
     /// Has its events recorded.
     pub(crate) const RECORDED: u16 = 128;
@@ -781,6 +782,11 @@ impl ErasedJob {
     /// Limits the operation.
     pub(crate) fn limit(&mut self, limits: Box<Limits>) {
         self.limits = Some(limits);
+    }
+
+    /// Returns the operation's limits, which it has from now on.
+    pub(crate) fn limits_mut(&mut self) -> &mut Limits {
+        self.limits.get_or_insert_with(|| Limits::new(None, None, None))
     }
 
     /// Returns the state beside the result, if the operation has a handle.

@@ -41,14 +41,18 @@ use crate::{
     engine::core::Core,
     error::{deadlock::Awaited, op::OpError, push_error::RefusedAccess},
     memory::epoch,
-    op::{fault::Fault, task::Task, waits::JoinableWaits},
+    op::{
+        fault::Fault,
+        task::{Task, flag},
+        waits::JoinableWaits,
+    },
     sync::{
         Ordering::Relaxed,
         atomic::{AtomicBool, AtomicU64},
         cell::{UnsafeCell, begin_uninit},
         edge::{self, acquire, acquire_all, release},
     },
-    tracker::{Access, VarQueue},
+    tracker::{Access, Mode, Op, VarQueue},
     values::Name,
 };
 
@@ -522,4 +526,20 @@ impl VarCell {
         epoch::retired(value.layout.size());
         drop(core);
     }
+}
+
+/// Returns the failure because of which an operation is skipped: that of a variable which it does not overwrite.
+///
+/// # Safety
+/// 1. The failures of the operation's variables may be read.
+pub(crate) unsafe fn failure_before(op: &Op<Task>) -> Option<OpError> {
+    if op.task().has(flag::NO_SKIP) {
+        return None;
+    }
+    op.accesses().find_map(|access| {
+        let fault = VarCell::of(access).fault();
+        let counts = fault.has_failed() && access.mode() != Mode::Overwrite;
+        // SAFETY: (1).
+        if counts { unsafe { fault.failure() } } else { None }
+    })
 }

@@ -101,7 +101,7 @@ pub(crate) fn delete_variable(
 /// Counts an operation that drops the variable's value among those that return memory to a device's pool, if it is one.
 fn freeing(core: &Core, var: &VarCell, mut job: ErasedJob) -> ErasedJob {
     if let Some(group) = core.freeing().filter(|_| var.is_pooled()) {
-        let mut limits = Limits::new(None, None);
+        let mut limits = Limits::new(None, None, None);
         limits.join(group);
         job.limit(limits);
     }

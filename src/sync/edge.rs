@@ -780,6 +780,10 @@ edges! {
         Step START_ENDS_STOP;
         /// `Claim::start`: a cancelled operation does not start.
         Step CANCELLED_DOES_NOT_START;
+        /// `Stock::enter` decides under the lock whether there are units.
+        Step UNITS_LOOK_UNDER_LOCK;
+        /// `Stock::enter` asks under the lock whether the operation was cancelled.
+        Step UNITS_LOOK_FOR_CANCEL;
         /// `Cancellable::claim_ready`: a waiter claims the operation that it takes.
         Step TAKE_CLAIMS;
         /// `StopSignal::listen`: a listener that comes after the signal was given learns that it comes too late.

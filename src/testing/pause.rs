@@ -132,6 +132,13 @@ points! {
         /// notified.
         StealTaken,
     }
+    /// Under the lock of a resource's queues.
+    UNITS {
+        /// `Stock::enter`: before the units are taken, or the waiter enters its queue.
+        UnitsBeforeTake,
+        /// `Stock::give_back`, `Stock::hold_still`: no waiter is admitted yet.
+        UnitsBeforeAdmit,
+    }
 }
 
 /// A point at which a test may stop the calling thread.

@@ -121,9 +121,11 @@ pub struct PendingOp {
     pub internal: bool,
     /// The variables that the operation declares, except those that it has released.
     pub accesses: Vec<PendingAccess>,
+    /// The units of resources that the operation uses, and of bounds on the operations that run at a time.
+    pub units: Vec<PendingUnits>,
     /// The operations for which this one waits directly, as indices into [`Dump::ops`]: those before it in a variable's
-    /// queue, those that its function waits for, and its children. An operation that only reads a variable is listed for
-    /// at most 32 waits behind it.
+    /// queue, those that hold units for which it waits, those that its function waits for, and its children. An
+    /// operation that only reads a variable is listed for at most 32 waits behind it.
     pub waits_for: Vec<usize>,
     /// What the operation does, apart from calling a function of the program.
     pub(crate) role: Role,
@@ -152,12 +154,27 @@ pub struct PendingAccess {
     pub waits: bool,
 }
 
+/// Units of a resource that a pending operation uses.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PendingUnits {
+    /// The name of the [resource](crate::Resource), which is empty if it has none, or `jobs` for the bound of a group
+    /// or an engine.
+    pub resource: String,
+    /// The number of units.
+    pub units: u64,
+    /// Whether the operation waits for units.
+    pub waits: bool,
+}
+
 /// How far a pending operation has progressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OpState {
     /// The operation waits for earlier operations on its variables.
     Waiting,
+    /// The operation's variables are free, and it waits for units of [resources](crate::Resource).
+    WaitingForUnits,
     /// The operation is ready and waiting for a worker.
     Ready,
     /// The operation's function has been called and has not returned. An asynchronous operation stays in this state
@@ -176,6 +193,7 @@ impl fmt::Display for OpState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Waiting => "waiting",
+            Self::WaitingForUnits => "needs units",
             Self::Ready => "ready",
             Self::Running => "running",
             Self::WaitingInside => "waiting inside",
@@ -249,7 +267,8 @@ impl Dump {
     }
 
     /// Returns a cycle of operations, as indices into [`ops`](Self::ops): each waits for the next, and the last for the
-    /// first. Operations can form a cycle only if functions wait.
+    /// first. Operations can form a cycle only if functions wait. One that waits for units waits for each operation that
+    /// holds some, although it may need only some of these to end.
     ///
     /// The cycle is a shortest one unless there are many: the search starts from at most 64 operations and follows each
     /// wait at most once from each of them.
@@ -376,8 +395,12 @@ impl Dump {
                     access.waits
                 )
             };
+            let units = |units: &PendingUnits| {
+                let PendingUnits { resource, units, waits } = units;
+                format!(r#"{{"resource":{},"units":{units},"waits":{waits}}}"#, Json(resource))
+            };
             format!(
-                r#"{{"name":{},"location":{},"state":"{:?}","device":{},"lane":{},"place":{},"age":{},"priority":{},"asynchronous":{},"internal":{},"accesses":{},"waits_for":{}}}"#,
+                r#"{{"name":{},"location":{},"state":"{:?}","device":{},"lane":{},"place":{},"age":{},"priority":{},"asynchronous":{},"internal":{},"accesses":{},"units":{},"waits_for":{}}}"#,
                 Json(op.name.as_str()),
                 Json(&op.location.to_string()),
                 op.state,
@@ -389,6 +412,7 @@ impl Dump {
                 op.asynchronous,
                 op.internal,
                 list(op.accesses.iter().map(access).collect()),
+                list(op.units.iter().map(units).collect()),
                 list(op.waits_for.iter().map(usize::to_string).collect()),
             )
         });
@@ -513,6 +537,10 @@ impl Dump {
             if holders.len() > 3 {
                 print(format_args!(" and {} others", holders.len() - 3));
             }
+        }
+        for PendingUnits { resource, units, waits } in &op.units {
+            let (uses, s) = (if *waits { "waits for" } else { "holds" }, if *units == 1 { "" } else { "s" });
+            print(format_args!("\n{:15}{uses} {units} unit{s} of `{}`", "", Plain(resource)));
         }
         for &before in op.waits_for.iter().take(8) {
             print(format_args!("\n{:15}waits for `{}`", "", Plain(&self.ops[before].label())));

@@ -26,7 +26,7 @@ pub(crate) mod to_tracing;
 pub(crate) mod watchdog;
 mod writers;
 
-pub use dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind};
+pub use dump::{Dump, OpState, PendingAccess, PendingOp, PendingUnits, PendingVar, ThreadWait, WaitKind};
 pub use observer::{ObservedAccess, ObservedOp, Observer};
 #[doc(inline)]
 pub use raddle_trace::{

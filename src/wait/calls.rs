@@ -239,7 +239,8 @@ pub(crate) fn sleep<R>(
         None => WaiterKind::Refusable,
     };
     let waits = running::stop_running();
-    let result = sleep_listed(core, kind, awaits, goal, Instant::now(), is_over, wait);
+    let sleep = || sleep_listed(core, kind, awaits, goal, Instant::now(), is_over, wait);
+    let result = Core::while_units_are_still(deadline, sleep);
     drop(waits);
     regain_worker(deadline);
     result
@@ -525,6 +526,10 @@ fn why_not_wait() -> Result<(), WaitError> {
 /// worker; if it receives none within 100 ms, or before the time limit of the wait, it continues all the same. All this
 /// applies after each of the engine's waits inside an operation.
 ///
+/// So the number of workers does not bound how many functions are in `blocking` at a time. [`Group::jobs`] and
+/// [`EngineBuilder::jobs`] do, and so do [resources](crate::Resource): operations keep their places and units during
+/// the call.
+///
 /// The worker is blocked along with the calling thread if no other thread can take over the worker: if the system
 /// refuses to start one, or 2,048 threads already wait inside operations. The first time, this is logged. It is also
 /// blocked in device operations' functions, deletions and observers, which must not wait. Outside operations,
@@ -540,6 +545,9 @@ fn why_not_wait() -> Result<(), WaitError> {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// [`EngineBuilder::jobs`]: crate::EngineBuilder::jobs
+/// [`Group::jobs`]: crate::Group::jobs
 pub fn blocking<R>(f: impl FnOnce() -> R) -> R {
     if let Some(core) = frame::current_engine().filter(|core| check(core).is_ok()) {
         if let Err(WaitError::TooManyWaiting) = make_way(&core) {

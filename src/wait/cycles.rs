@@ -7,11 +7,17 @@
 //! |---|---|---|
 //! | an operation | the operations queued behind it that depend on it | they cannot start before it is complete |
 //! | an operation | a waiter for it, for one of its groups, or for all operations of its engine | the wait cannot end before the operation has ended |
+//! | an operation that holds units | an operation that waits for units of the same resource, if those that such operations do not hold are too few | it cannot have its units before |
 //! | an operation whose epilogue runs | a waiter for one of its groups, or for all operations of its engine | the operation is counted out after the epilogue |
 //! | a parent | a waiter for a child that is not in a queue yet | the child enters its queues when the parent's own work has ended |
 //! | a waiter | what its thread is inside of | the thread cannot continue before the wait is over |
 //!
 //! If the walk reaches the thread's own wait, nothing along the path can continue.
+//!
+//! A single operation that waits seldom holds all units of a resource. So a walk that visits one which holds some of
+//! them assumes that the waits of all threads whose operations hold others are not over either. If the walk finds a
+//! cycle but does not reach all these waits, it is repeated without those that it has not reached. A wait is asked to
+//! end the cycle only if there is none without it: otherwise, its own walk may find none.
 //!
 //! A queued operation does not start before the operation ahead of it is complete, and an operation that is not
 //! asynchronous does not complete while its function waits. Until the completion of an asynchronous operation has been
@@ -49,9 +55,10 @@
 //! engines. In a forked child, they find nothing.
 
 use std::{
-    collections::HashSet,
-    mem::offset_of,
+    collections::{HashMap, HashSet},
+    mem::{self, offset_of},
     ptr::NonNull,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -65,9 +72,15 @@ use crate::{
     notify::{
         oneshot::Oneshot,
         pending::{PendingOps, Ticket},
+        stock::Need,
         waiters::{Awaits, Goal, Inside, IsOver, ListedWaiter, Nested, Ops, Situation, WaiterKind, waiters},
     },
-    op::{frame, limits::Limits, task::Task},
+    op::{
+        frame,
+        limits::Limits,
+        task::Task,
+        units::{ResourceCore, UnitsWaiter},
+    },
     sync::atomic::AtomicPtr,
     tracker::{Ahead, Op, OpRef, walk_blocked},
     wait,
@@ -288,11 +301,18 @@ struct Walk {
     found: Option<(usize, NonNull<Op<Task>>)>,
     /// The operations to visit, each with the index of its step.
     ahead: Ahead<Task>,
+    /// The units of each resource that blocked operations hold, and these operations.
+    held: HashMap<*const ResourceCore, u64>,
+    holders: HashSet<NonNull<Op<Task>>>,
+    /// The numbers of other waits that the walk assumes not to be over, since operations on their threads hold units.
+    assumed: HashSet<u64>,
+    /// The numbers of those about which it assumes nothing.
+    not_assumed: HashSet<u64>,
 }
 
 impl Walk {
     /// Begins a walk from what the calling thread is `inside` of.
-    fn from(waiter: &ListedWaiter<'_>, only_closing: bool) -> Self {
+    fn from(waiter: &ListedWaiter<'_>, only_closing: bool, not_assumed: HashSet<u64>) -> Self {
         let inside = waiter.inside();
         let own = WalkStep { number: waiter.number(), kind: waiter.kind(), from: 0 };
         let mut walk = Self {
@@ -303,6 +323,10 @@ impl Walk {
             timed: Vec::new(),
             found: None,
             ahead: Vec::new(),
+            held: HashMap::new(),
+            holders: HashSet::new(),
+            assumed: HashSet::new(),
+            not_assumed,
         };
         // SAFETY: (1): the caller is pinned. (2): each operation with depth 0 runs on this thread, so its function has
         // not returned.
@@ -344,7 +368,7 @@ impl Walk {
         reaches: impl FnMut(&Goal<'_>) -> bool,
         todo: &mut Vec<(Inside, usize)>,
     ) {
-        let Self { own, only_closing, seen, steps, timed, found, ahead } = self;
+        let Self { own, only_closing, seen, steps, timed, found, ahead, .. } = self;
         waiters().each_for(task, reaches, |number, kind, inside| {
             if number == *own {
                 found.get_or_insert((from, op));
@@ -378,18 +402,88 @@ impl Walk {
             |goal: &Goal<'_>| goal.depends_on(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
         self.reach(NonNull::from(op), Some(task), from, reaches, &mut todo);
         todo.into_iter().for_each(|(inside, step)| self.enter(&inside, step));
+        if op.task().limits().is_some_and(|limits| limits.units().is_some()) {
+            self.follow_units(NonNull::from(op), from);
+        }
+    }
+
+    /// Continues from `op`, which may hold units, to operations that cannot have theirs before it gives them back.
+    fn follow_units(&mut self, op: NonNull<Op<Task>>, from: usize) {
+        let mut holders = vec![op];
+        while let Some(holder) = holders.pop() {
+            // SAFETY: the operation was not complete at some moment since this thread was pinned.
+            let task = unsafe { holder.as_ref() }.task();
+            let Some(units) = task.limits().and_then(Limits::units).filter(|units| units.are_held()) else { continue };
+            if !self.holders.insert(holder) {
+                continue;
+            }
+            // The units of bounds are lent.
+            for Need { resource, units } in units.needs().iter().filter(|need| !need.resource.is_bound()) {
+                let held = self.held.entry(Arc::as_ptr(resource)).or_default();
+                let (before, left) = (resource.units() - *held, resource.units().saturating_sub(*held + units));
+                let is_first = *held == 0;
+                *held = resource.units() - left;
+                let are_wanted = resource.each_waiter(left + 1..=before, |waiter| {
+                    if let UnitsWaiter::Op(op) = waiter {
+                        self.ahead.push((op.cast(), from));
+                    }
+                });
+                if is_first && are_wanted && !self.only_closing {
+                    self.assume_waits(resource, from, &mut holders);
+                }
+            }
+        }
+    }
+
+    /// Assumes that the waits of threads whose operations hold units of `resource` are not over. Adds these operations
+    /// to `holders`.
+    fn assume_waits(&mut self, resource: &Arc<ResourceCore>, from: usize, holders: &mut Vec<NonNull<Op<Task>>>) {
+        let Self { own, ahead, holders: known, assumed, not_assumed, .. } = self;
+        waiters().each(|number, kind, inside| {
+            if number == *own || kind == WaiterKind::Timed || not_assumed.contains(&number) {
+                return;
+            }
+            // SAFETY: (1): the caller is pinned. (2): each operation with depth 0 runs on the thread of a listed
+            // waiter, so its function has not returned.
+            for op in unsafe { incomplete(&inside.ops) } {
+                // SAFETY: the operation was not complete at some moment since this thread was pinned.
+                let units = unsafe { op.as_ref() }.task().limits().and_then(Limits::units);
+                let holds = |need: &Need<_>| Arc::ptr_eq(&need.resource, resource);
+                if !known.contains(&op)
+                    && units.is_some_and(|units| units.are_held() && units.needs().iter().any(holds))
+                {
+                    assumed.insert(number);
+                    holders.push(op);
+                    ahead.push((op, from));
+                }
+            }
+        });
+    }
+
+    /// Walks from what the calling thread is inside of, and assumes nothing about waits that it does not reach if it
+    /// finds a cycle, nor about those in `not_assumed`.
+    fn assuming_what_it_reaches(waiter: &ListedWaiter<'_>, mut not_assumed: HashSet<u64>) -> Self {
+        loop {
+            let mut walk = Self::from(waiter, false, not_assumed);
+            walk.run();
+            if walk.found.is_none() || walk.assumed.is_subset(&walk.seen) {
+                return walk;
+            }
+            not_assumed = mem::take(&mut walk.not_assumed);
+            not_assumed.extend(walk.assumed.difference(&walk.seen));
+        }
     }
 
     /// Walks until the walk returns to its own wait, or finds nothing new.
     fn run(&mut self) {
-        let ahead = std::mem::take(&mut self.ahead);
+        let ahead = mem::take(&mut self.ahead);
         if self.found.is_some() {
             return;
         }
         let look = |op: &Op<Task>, from: usize, ahead: &mut Ahead<Task>| {
             self.visit(op, from);
             ahead.append(&mut self.ahead);
-            self.found.is_some()
+            self.found.is_some() && self.assumed.is_empty()
         };
         // SAFETY: (1): all operations in `ahead` were found to be incomplete after this thread was pinned.
         unsafe { walk_blocked(ahead, MAX_VISITED, look) };
@@ -397,13 +491,18 @@ impl Walk {
 
     /// Continues the walk from the waits with time limits that it has reached.
     fn follow_timed(&mut self) {
-        for Timed { step, ops, inside } in std::mem::take(&mut self.timed) {
+        for Timed { step, ops, inside } in mem::take(&mut self.timed) {
             let at = self.steps.len();
             self.steps.push(step);
             self.ahead.extend(ops.into_iter().map(|op| (op, at)));
             self.enter(&inside, at);
         }
         self.run();
+    }
+
+    /// Returns the other waiters of the cycle through `step`: those on the path to it, and those that hold units.
+    fn cycle(&self, step: usize) -> impl Iterator<Item = &WalkStep> {
+        self.way_to(step).chain(self.steps.iter().filter(|step| self.assumed.contains(&step.number)))
     }
 
     /// Returns the waiters on the path to `step`, except the walk's own.
@@ -430,8 +529,7 @@ pub(crate) struct Cycle {
 pub(crate) fn find_cycle(waiter: &ListedWaiter<'_>, is_single: bool) -> Option<Cycle> {
     // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();
-    let mut walk = Walk::from(waiter, false);
-    walk.run();
+    let mut walk = Walk::assuming_what_it_reaches(waiter, HashSet::new());
     if walk.found.is_none() && waiter.kind() != WaiterKind::Timed {
         // A wait with a time limit must end the cycle.
         walk.follow_timed();
@@ -441,21 +539,33 @@ pub(crate) fn find_cycle(waiter: &ListedWaiter<'_>, is_single: bool) -> Option<C
         }
         return None;
     }
-    let (from, op) = walk.found?;
+    let (mut from, mut op) = walk.found?;
     let is_refusable = |step: &&WalkStep| step.kind == WaiterKind::Refusable;
     let is_last = |step: &WalkStep| step.number < waiter.number();
-    let ends_it = match waiter.kind() {
-        // Other walks do not follow a wait with a time limit, so this thread must end the cycle.
-        WaiterKind::Timed => true,
-        WaiterKind::Refusable => walk.way_to(from).filter(is_refusable).all(is_last),
-        WaiterKind::Closing => walk.way_to(from).all(|step| step.kind == WaiterKind::Closing && is_last(step)),
-    };
-    if !ends_it {
-        let last = |of: &dyn Fn(&&WalkStep) -> bool| walk.way_to(from).filter(of).map(|step| step.number).max();
-        waiters().ask(last(&is_refusable).or_else(|| last(&|_| true)));
+    loop {
+        let ends_it = match waiter.kind() {
+            // Other walks do not follow a wait with a time limit, so this thread must end the cycle.
+            WaiterKind::Timed => true,
+            WaiterKind::Refusable => walk.cycle(from).filter(is_refusable).all(is_last),
+            WaiterKind::Closing => walk.cycle(from).all(|step| step.kind == WaiterKind::Closing && is_last(step)),
+        };
+        if ends_it {
+            break;
+        }
+        let last = |of: &dyn Fn(&&WalkStep) -> bool| walk.cycle(from).filter(of).map(|step| step.number).max();
+        let last = last(&is_refusable).or_else(|| last(&|_| true))?;
+        if walk.assumed.contains(&last) {
+            let not_assumed = walk.not_assumed.iter().copied().chain([last]).collect();
+            let without = Walk::assuming_what_it_reaches(waiter, not_assumed);
+            if let Some(found) = without.found {
+                (walk, (from, op)) = (without, found);
+                continue;
+            }
+        }
+        waiters().ask([last]);
         return None;
     }
-    if !waiters().all_wait(walk.way_to(from).map(|step| step.number)) {
+    if !waiters().all_wait(walk.cycle(from).map(|step| step.number)) {
         return None;
     }
     // SAFETY: if the goal is not a single operation, `visit` or `enter` has found this operation after this thread was
@@ -470,8 +580,8 @@ pub(crate) fn find_cycle(waiter: &ListedWaiter<'_>, is_single: bool) -> Option<C
 pub(crate) fn blocked_members(waiter: &ListedWaiter<'_>, pending: &PendingOps) -> Vec<(NonNull<()>, Ticket)> {
     // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();
-    let mut walk = Walk::from(waiter, true);
-    let ahead = std::mem::take(&mut walk.ahead);
+    let mut walk = Walk::from(waiter, true, HashSet::new());
+    let ahead = mem::take(&mut walk.ahead);
     let mut blocked = Vec::new();
     let look = |op: &Op<Task>, from: usize, ahead: &mut Ahead<Task>| {
         // SAFETY: (1): `op` was not complete at some moment since this thread was pinned.

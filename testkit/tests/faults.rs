@@ -19,8 +19,9 @@ use std::{
 use common::shapes::*;
 use common::{Gate, Journal, MOMENT, Meeting, PATIENCE, SOON, block_on, eventually, lock, poll_once, watched};
 use raddle::{
-    Completion, Engine, EngineKind, IdlePolicy, OpContext, OpHandle, Token, WaitError,
+    Completion, Engine, EngineKind, IdlePolicy, OpContext, OpHandle, Token, WaitError, completion,
     internals::{Point, Stop, passings},
+    trace::{Dump, OpState},
 };
 
 /// The number of variables accessed by the operations of stopped threads. A push enters their queues in index order.
@@ -878,6 +879,60 @@ fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {
     }
 }
 
+// ---------------------------------------------------------------------------------------------------- units ----
+
+/// A thread stopped under the lock of a resource's queues delays only operations that use the resource, and not one for
+/// which such an operation waits.
+#[test]
+fn a_thread_stopped_while_taking_units_delays_only_users_of_the_resource() {
+    for &point in Point::UNITS {
+        watched(move || {
+            let engine = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).build().expect("an engine");
+            let (two, other, group) = (engine.resource(2), engine.resource(1), engine.group().jobs(1));
+            let (sender, receiver) = mpsc::channel::<Completion>();
+            let begin = move |done| sender.send(done).expect("the test should keep the receiver");
+            engine.op("holder").uses(&two, 1).push(completion(), begin).expect("the engine should be open");
+            let done = receiver.recv().expect("the operation should start");
+            let (held, value) = (engine.token(), engine.token());
+            let gate = common::hold(&engine, &held);
+            let (inside, before) = (engine.clone(), held.clone());
+            let wait = move |()| inside.wait_for_var(&before).expect("nothing should fail");
+            let mut awaited =
+                engine.op("awaited").writes([&value]).submit((), wait).expect("the engine should be open");
+            let (inside, before) = (engine.clone(), value.clone());
+            let wait = move |()| inside.wait_for_var(&before).expect("nothing should fail");
+            engine.op("user").uses(&two, 1).push((), wait).expect("the engine should be open");
+            let waiting = |dump: &Dump| dump.ops().iter().filter(|op| op.state == OpState::WaitingInside).count();
+            eventually("both wait", || waiting(&engine.dump()) == 2);
+
+            let stop = Stop::new(point);
+            let (armed, pusher, same) = (stop.clone(), engine.clone(), two.clone());
+            let thread = thread::spawn(move || {
+                armed.arm(1);
+                pusher.op("next").uses(&same, 1).push((), |()| {}).expect("the engine should be open");
+                done.complete();
+            });
+            assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
+            for builder in [engine.op("plain"), engine.op("uses").uses(&other, 1), group.op("in a group")] {
+                let mut handle = builder.submit((), |()| ()).expect("the engine should be open");
+                ends(&mut handle, "it does not use the resource");
+            }
+            assert!(!engine.dump().ops().is_empty());
+            // By now, searches for deadlocks have found that a user of the resource waits for the other operation.
+            thread::sleep(3 * MOMENT);
+            gate.open();
+            ends(&mut awaited, "it does not use the resource");
+            let (pusher, same) = (engine.clone(), two.clone());
+            let user = thread::spawn(move || pusher.op("user").uses(&same, 1).submit((), |()| ()));
+            thread::sleep(MOMENT);
+            stop.release();
+            thread.join().expect("nothing should panic");
+            user.join().expect("nothing should panic").expect("the engine should be open").wait().expect("it runs");
+            engine.wait_for_all().expect("nothing should fail");
+        });
+    }
+}
+
 /// Each point is in a list covered by the tests above, which fail if a point is not reached.
 #[test]
 fn every_point_belongs_to_a_test() {
@@ -890,6 +945,7 @@ fn every_point_belongs_to_a_test() {
         Point::SLEEP,
         Point::WAKE,
         Point::STEAL,
+        Point::UNITS,
     ];
     let listed: HashSet<_> = lists.into_iter().flatten().collect();
     assert_eq!(listed.len(), Point::ALL.len());

@@ -4,4 +4,5 @@ mod backpressure;
 mod cancellation;
 mod children;
 mod futures;
+mod resources;
 mod scopes;

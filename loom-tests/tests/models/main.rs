@@ -26,6 +26,7 @@ mod shutdown;
 mod slabs;
 mod sleep;
 mod threads;
+mod units;
 mod unlink;
 mod variable;
 mod waits;
@@ -56,6 +57,7 @@ fn each_edge_and_each_step_is_needed() {
         slabs::KILLS,
         sleep::KILLS,
         threads::KILLS,
+        units::KILLS,
         unlink::KILLS,
         variable::KILLS,
         waits::KILLS,
