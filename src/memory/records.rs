@@ -708,7 +708,7 @@ pub(crate) fn shrink(_: &Keeper, retired: usize, goes_on: impl Fn() -> bool, res
         }
         in_vain = if found || sum != before { 0 } else { in_vain + 1 };
         if in_vain == STEPS_IN_VAIN / 2 {
-            RecordSize::ALL.into_iter().for_each(|size| slabs(size).free_all_spare(&goes_on));
+            RecordSize::ALL.into_iter().for_each(|size| slabs(size).free_all_spare(goes_on));
         }
         if (1..STEPS_IN_VAIN).contains(&in_vain) {
             rest();
