@@ -147,6 +147,8 @@ pub enum Misfit {
     FutureOnDevice,
     /// The call is for device operations, but no device was passed to [`OpBuilder::on`](crate::OpBuilder::on).
     NotOnDevice,
+    /// [`OpBuilder::operator_newest`](crate::OpBuilder::operator_newest) was called for the newest 0 values.
+    NewestOfNone,
 }
 
 impl fmt::Display for Misfit {
@@ -167,6 +169,7 @@ impl fmt::Display for Misfit {
                 "an operation that is a future runs on the CPU; omit `on`, and await what it launches on the device"
             }
             Self::NotOnDevice => "the call is for device operations; choose a device with `on`",
+            Self::NewestOfNone => "an operator cannot keep the newest 0 values; let it keep at least 1",
         })
     }
 }
