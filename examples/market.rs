@@ -7,13 +7,14 @@
 //! Look at `Feed`. Its operators are described once. A push passes the tick, which the run stores without an
 //! allocation, and names the book. Ticks of one book are applied in the order of their pushes, and those of different
 //! books in parallel. A gap in the numbers of a book's ticks fails the book, and later ticks of that book are skipped
-//! until a snapshot overwrites it. The index reads two books and mutates a variable of its own.
+//! until a snapshot overwrites it. The index reads two books and mutates a variable of its own. The screen is slower
+//! than the feed and shows only the newest of the quotes that wait for it.
 
-use std::{error::Error, thread};
+use std::{error::Error, thread, time::Duration};
 
 use raddle::{
     Engine, Operator, PushError, Var, WaitError,
-    chosen::{self, ChosenRead, ChosenWrite, On},
+    chosen::{self, ChosenRead, ChosenWrite, Newest, On},
 };
 
 const BOOKS: usize = 64;
@@ -34,17 +35,37 @@ struct Tick {
     size: u32,
 }
 
+/// A price of the first book, for the screen.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Quote {
+    number: u64,
+    price: u32,
+}
+
+/// What the screen shows, and how often it was drawn.
+#[derive(Clone, Default)]
+struct Screen {
+    shown: Quote,
+    drawn: u64,
+}
+
 struct Feed {
     books: Vec<Var<Book>>,
+    screen: Var<Screen>,
     widest: Var<u64>,
     tick: Operator<On<ChosenWrite<Book>, Tick>>,
     reset: Operator<On<ChosenWrite<Book>, Book>>,
     compare: Operator<On<[ChosenRead<Book>; 2]>>,
+    show: Operator<Newest<Quote>>,
 }
 
 impl Feed {
     fn new(engine: &Engine) -> Result<Self, PushError> {
-        let widest = engine.var(0);
+        let (widest, screen) = (engine.var(0), engine.var(Screen::default()));
+        let draw = |screen: &mut Screen, quote: Quote| {
+            thread::sleep(Duration::from_micros(100));
+            *screen = Screen { shown: quote, drawn: screen.drawn + 1 };
+        };
         let apply = |book: &mut Book, (), tick: Tick| {
             if tick.number != book.number + 1 {
                 return Err(format!("tick {} follows tick {}", tick.number, book.number).into());
@@ -62,6 +83,8 @@ impl Feed {
                 widest.write(),
                 |[a, b], widest, ()| *widest = (*widest).max(a.last.abs_diff(b.last)),
             )?,
+            show: engine.op("show").operator_newest(1, screen.write(), draw)?,
+            screen,
             widest,
         })
     }
@@ -72,6 +95,9 @@ impl Feed {
             for book in (first..BOOKS).step_by(4) {
                 let price = 100 + (number as u32 * (book as u32 + 1)) % 50;
                 self.tick.push_on(&self.books[book], Tick { number, price, size: 10 })?;
+                if book == 0 {
+                    self.show.push(Quote { number, price })?;
+                }
             }
         }
         Ok(())
@@ -92,6 +118,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let widest = engine.get(&feed.widest)?;
     println!("{} ticks; the widest distance of two neighbours is {widest}", TICKS * BOOKS as u64);
     assert_eq!(widest, 49);
+
+    // The last quote is shown, however slow the screen is.
+    let screen = engine.get(&feed.screen)?;
+    println!(
+        "the screen shows {:?}, was drawn {} times, and left out {} quotes",
+        screen.shown,
+        screen.drawn,
+        feed.show.dropped()
+    );
+    assert_eq!(screen.shown.number, TICKS);
+    assert_eq!(screen.drawn + feed.show.dropped(), TICKS);
 
     // A tick was lost on the way.
     let book = &feed.books[7];

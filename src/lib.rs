@@ -94,7 +94,7 @@ pub use api::{
     handle::{OpHandle, VarWait},
     op_builder::OpBuilder,
     op_context::OpContext,
-    operator::{Admitted, Operator},
+    operator::{Admitted, Conflated, Operator},
     panic_hook::install_panic_hook,
     published::Published,
     resource::Resource,
@@ -144,7 +144,7 @@ pub mod chosen {
     //! ```
     pub use crate::api::{
         chosen::{Chosen, ChosenRead, ChosenToken, ChosenWrite, overwrite, overwrites, read, reads, write, writes},
-        operator::{On, Parameters, With},
+        operator::{Newest, On, Parameters, With},
     };
 }
 
@@ -245,6 +245,7 @@ pub mod internals {
         },
         op::{
             cancellable::{Cancellable, Function},
+            conflation::{Conflation, Entering, Offered, RunValue},
             fault::{Fault, FaultLock},
         },
         scheduler::{

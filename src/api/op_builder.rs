@@ -27,7 +27,7 @@ use crate::{
         handle::OpHandle,
         large::{boxed_if_large, handle_unboxing_if_large},
         op_context::OpContext,
-        operator::{On, Operator, OperatorFunction, Parameters, With, sealed},
+        operator::{Newest, NewestValue, On, Operator, OperatorFunction, Parameters, Values, With, sealed},
         resource::Resource,
         token::Token,
         var::Var,
@@ -227,6 +227,7 @@ impl FutureContext {
 /// | is called once and returns a future | [`push_future`](Self::push_future) | [`try_push_future`](Self::try_push_future) | [`submit_future`](Self::submit_future) | [`try_submit_future`](Self::try_submit_future) |
 /// | is called once per push of an [`Operator`] | [`operator`](Self::operator) | [`try_operator`](Self::try_operator) | | |
 /// | is called once per push, with an argument | [`operator_with`](Self::operator_with) | [`try_operator_with`](Self::try_operator_with) | | |
+/// | is called once per push, or less often, with the newest argument | [`operator_newest`](Self::operator_newest) | [`try_operator_newest`](Self::try_operator_newest) | | |
 /// | is called once per push, with variables and an argument | [`operator_on`](Self::operator_on) | [`try_operator_on`](Self::try_operator_on) | | |
 ///
 /// The function runs on a worker, and the operation ends when it returns. If the accesses include
@@ -1212,7 +1213,7 @@ impl<'e> OpBuilder<'e> {
         A: Accesses,
         F: for<'a> Fn(Refs<'a, A>) + Send + Sync + 'static,
     {
-        boxed_if_large!(F, f => self.create_operator(accesses, move |refs: Refs<'_, A>, ()| {
+        boxed_if_large!(F, f => self.create_operator((), accesses, move |refs: Refs<'_, A>, ()| {
             f(refs);
             Ok(())
         }))
@@ -1244,7 +1245,7 @@ impl<'e> OpBuilder<'e> {
         A: Accesses,
         F: for<'a> Fn(Refs<'a, A>) -> Result<(), BoxError> + Send + Sync + 'static,
     {
-        boxed_if_large!(F, f => self.create_operator(accesses, move |refs: Refs<'_, A>, ()| f(refs)))
+        boxed_if_large!(F, f => self.create_operator((), accesses, move |refs: Refs<'_, A>, ()| f(refs)))
     }
 
     /// Creates an operator whose function takes an argument, which each [push](Operator::<With<T>>::push) passes. The
@@ -1291,7 +1292,7 @@ impl<'e> OpBuilder<'e> {
         T: Send + 'static,
         F: for<'a> Fn(Refs<'a, A>, T) + Send + Sync + 'static,
     {
-        boxed_if_large!(F, f => self.create_operator(accesses, move |refs: Refs<'_, A>, argument: T| {
+        boxed_if_large!(F, f => self.create_operator((), accesses, move |refs: Refs<'_, A>, argument: T| {
             f(refs, argument);
             Ok(())
         }))
@@ -1325,8 +1326,98 @@ impl<'e> OpBuilder<'e> {
         F: for<'a> Fn(Refs<'a, A>, T) -> Result<(), BoxError> + Send + Sync + 'static,
     {
         boxed_if_large!(F, f => {
-            self.create_operator(accesses, move |refs: Refs<'_, A>, argument: T| f(refs, argument))
+            self.create_operator((), accesses, move |refs: Refs<'_, A>, argument: T| f(refs, argument))
         })
+    }
+
+    /// Creates a *conflating* operator, for a source that is faster than its consumer, of which only the newest values
+    /// matter. A [push](Operator::<Newest<T>>::push) passes a value, as with [`operator_with`](Self::operator_with).
+    /// However, if `most` runs are pending that have not started, the push only replaces the oldest of their values.
+    /// What was dropped is [counted](Operator::dropped).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Conflated::{Pushed, Replaced}, completion};
+    ///
+    /// let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let shown = engine.var(Vec::new());
+    /// let show = engine.op("show").operator_newest(1, shown.write(), |shown, price: u32| shown.push(price))?;
+    /// // The display is busy.
+    /// let (sender, busy) = std::sync::mpsc::channel();
+    /// engine.op("draw").push((shown.write(), completion()), move |(_, done)| sender.send(done).expect("a receiver"))?;
+    /// assert_eq!([show.push(100)?, show.push(101)?, show.push(102)?], [Pushed, Replaced, Replaced]);
+    /// busy.recv()?.complete();
+    /// assert_eq!(engine.get(&shown)?, [102]);
+    /// assert_eq!(show.dropped(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # The place of a value
+    ///
+    /// A run takes its value when it *starts*, from the place that it got when it was pushed. So a push that replaces
+    /// has no place of its own: operations pushed between that run and this push come after the run, and see the newer
+    /// value, although they were pushed before it was. If this matters, use `operator_with`. The handle, group, priority
+    /// and deadline of the run stay as they are, and if the run is cancelled or skipped, so is its newest value.
+    ///
+    /// With several runs, each receives the oldest value that is left when it starts: a push gives its value to the
+    /// last run, that one's to the run before, and so on, at a cost in proportion to `most`. Runs are ordered by their
+    /// variables alone. So if runs are to receive the values in the order of their pushes, let the operator mutate a
+    /// variable.
+    ///
+    /// # Several threads
+    ///
+    /// Any number of threads may push; no push waits for another one. A run whose push has not returned keeps its value.
+    /// So pushes that race may enter more than `most` runs, each with a value that later pushes do not replace. Pushes
+    /// that come after another push has returned never place their value before that push's, so the last value pushed
+    /// is also the last one received. A value is replaced whole, by a push that found a run that had not started; a push
+    /// that races with a start may therefore find no run, or drop a value that the next run could have received.
+    ///
+    /// # Errors
+    /// See [`PushError`]. If `most` is zero, returns [`PushError::Unfit`] with [`Misfit::NewestOfNone`].
+    #[track_caller]
+    pub fn operator_newest<A, T, F>(self, most: usize, accesses: A, f: F) -> Result<Operator<Newest<T>>, PushError>
+    where
+        A: Accesses,
+        T: Send + 'static,
+        F: for<'a> Fn(Refs<'a, A>, T) + Send + Sync + 'static,
+    {
+        boxed_if_large!(F, f => self.create_conflating(most, accesses, move |refs: Refs<'_, A>, value: T| {
+            f(refs, value);
+            Ok(())
+        }))
+    }
+
+    /// Creates a conflating operator whose function may fail. In each run, an `Err` fails every variable that the
+    /// operation mutates, as with [`try_operator`](Self::try_operator). Otherwise, this behaves like
+    /// [`operator_newest`](Self::operator_newest).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let volume = engine.var(0u32);
+    /// let set = engine.op("set").try_operator_newest(1, volume.overwrite(), |volume, text: &str| {
+    ///     *volume = text.parse()?;
+    ///     Ok(())
+    /// })?;
+    /// set.push("eleven")?;
+    /// assert!(engine.wait_for_var(&volume).is_err());
+    /// set.push("11")?;
+    /// assert_eq!(engine.get(&volume)?, 11);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`operator_newest`](Self::operator_newest).
+    #[track_caller]
+    pub fn try_operator_newest<A, T, F>(self, most: usize, accesses: A, f: F) -> Result<Operator<Newest<T>>, PushError>
+    where
+        A: Accesses,
+        T: Send + 'static,
+        F: for<'a> Fn(Refs<'a, A>, T) -> Result<(), BoxError> + Send + Sync + 'static,
+    {
+        boxed_if_large!(F, f => self.create_conflating(most, accesses, f))
     }
 
     /// Creates an operator for which variables are chosen at each [push](Operator::push_on). `choice` says how it uses
@@ -1422,9 +1513,9 @@ impl<'e> OpBuilder<'e> {
     }
 
     #[track_caller]
-    fn create_operator<P, A, F>(self, accesses: A, f: F) -> Result<Operator<P>, PushError>
+    fn create_operator<P, A, F>(self, state: P::State, accesses: A, f: F) -> Result<Operator<P>, PushError>
     where
-        P: sealed::Parameters<Choice = ()>,
+        P: sealed::Parameters,
         A: Accesses,
         F: for<'a> Fn(Refs<'a, A>, P::Given) -> Result<(), BoxError> + Send + Sync + 'static,
     {
@@ -1435,7 +1526,22 @@ impl<'e> OpBuilder<'e> {
             // aliases.
             unsafe { call_with::<A>(call, &captured, false, f) }
         };
-        self.into_operator(&accesses, (), const { flags_of(A::KIND) }, Box::new(f))
+        self.into_operator(&accesses, state, const { flags_of(A::KIND) }, Box::new(f))
+    }
+
+    #[track_caller]
+    fn create_conflating<A, T, F>(self, most: usize, accesses: A, f: F) -> Result<Operator<Newest<T>>, PushError>
+    where
+        A: Accesses,
+        T: Send + 'static,
+        F: for<'a> Fn(Refs<'a, A>, T) -> Result<(), BoxError> + Send + Sync + 'static,
+    {
+        if most == 0 {
+            drop(f);
+            return Err(PushError::Unfit(Misfit::NewestOfNone));
+        }
+        let f = move |refs: Refs<'_, A>, value: NewestValue<T>| f(refs, value.take());
+        self.create_operator(Values::new(most), accesses, f)
     }
 
     #[track_caller]
@@ -1479,7 +1585,7 @@ impl<'e> OpBuilder<'e> {
     fn into_operator<P: Parameters>(
         mut self,
         accesses: &impl ScopedAccesses,
-        choice: P::Choice,
+        state: P::State,
         flags: u16,
         function: OperatorFunction<P::Given>,
     ) -> Result<Operator<P>, PushError> {
@@ -1518,7 +1624,7 @@ impl<'e> OpBuilder<'e> {
         }
         let limits = (self.group.cloned(), self.deadline, Needs::from(self.owned.uses()));
         let spec = mem::replace(&mut *self.owned.spec, Spec::new(Name::EMPTY));
-        Ok(Operator::new(Arc::clone(core), spec, entries, choice, function, fixed_priority, limits))
+        Ok(Operator::new(Arc::clone(core), spec, entries, state, function, fixed_priority, limits))
     }
 
     fn enqueue_future<A, F, Fut>(

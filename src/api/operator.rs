@@ -20,7 +20,7 @@ use crate::{
         accesses::{ScopedAccesses, sealed::List},
         chosen::Chosen,
         handle::OpHandle,
-        large::kept_boxed_if_large,
+        large::{LARGE, kept_boxed_if_large},
         op_builder::{is_counted, push_counted, unless_refused},
         token::Token,
     },
@@ -35,6 +35,7 @@ use crate::{
         room::{self, WhenRoom},
     },
     op::{
+        conflation::{Conflation, Offered, RunValue},
         frame::Call,
         group_core::GroupCore,
         job::{self, HandleJob, Out, without_sink},
@@ -53,15 +54,20 @@ pub(super) mod sealed {
     pub trait Parameters: 'static {
         /// The pointers to the chosen variables, and the argument.
         type Given: Send + 'static;
-        /// How the variables that are chosen at each push are used.
-        type Choice: Send + Sync + 'static;
-        /// The number of these variables.
+        /// What its pushes use: how the variables that are chosen at each push are used, or the values of the runs that
+        /// have not started.
+        type State: Send + Sync + 'static;
+        /// The number of variables that are chosen at each push.
         const CHOSEN: Option<usize>;
+        /// Whether a push would now need no room, since it adds no operation.
+        fn needs_no_room(_state: &Self::State) -> bool {
+            false
+        }
     }
 }
 
-/// What each push of an [`Operator`] passes to the operator's function: nothing (`()`), an argument ([`With`]), or
-/// chosen variables and an argument ([`On`]).
+/// What each push of an [`Operator`] passes to the operator's function: nothing (`()`), an argument ([`With`]), an
+/// argument that a later push may replace ([`Newest`]), or chosen variables and an argument ([`On`]).
 ///
 /// The trait is sealed: only these types implement it.
 pub trait Parameters: sealed::Parameters {}
@@ -70,7 +76,7 @@ impl<P: sealed::Parameters> Parameters for P {}
 
 impl sealed::Parameters for () {
     type Given = ();
-    type Choice = ();
+    type State = ();
     const CHOSEN: Option<usize> = Some(0);
 }
 
@@ -80,8 +86,59 @@ pub struct With<T>(PhantomData<fn(T)>);
 
 impl<T: Send + 'static> sealed::Parameters for With<T> {
     type Given = T;
-    type Choice = ();
+    type State = ();
     const CHOSEN: Option<usize> = Some(0);
+}
+
+/// The [`Parameters`] of a [conflating](crate::OpBuilder::operator_newest) operator, whose function takes an argument of
+/// type `T` that a later push may replace.
+#[derive(Debug)]
+pub struct Newest<T>(PhantomData<fn(T)>);
+
+impl<T: Send + 'static> sealed::Parameters for Newest<T> {
+    type Given = NewestValue<T>;
+    type State = Values<T>;
+    const CHOSEN: Option<usize> = Some(0);
+
+    fn needs_no_room(state: &Values<T>) -> bool {
+        match state {
+            Values::Here(values) => values.would_replace(),
+            Values::Boxed(values) => values.would_replace(),
+        }
+    }
+}
+
+/// The values of a conflating operator's runs, which are boxed if they are [`LARGE`].
+#[derive(Debug)]
+pub enum Values<T> {
+    Here(Conflation<T>),
+    Boxed(Conflation<Box<T>>),
+}
+
+impl<T> Values<T> {
+    pub(super) fn new(most: usize) -> Self {
+        if const { size_of::<T>() > LARGE } {
+            Self::Boxed(Conflation::new(most))
+        } else {
+            Self::Here(Conflation::new(most))
+        }
+    }
+}
+
+/// The value of a conflating operator's run.
+#[derive(Debug)]
+pub enum NewestValue<T> {
+    Here(RunValue<T>),
+    Boxed(RunValue<Box<T>>),
+}
+
+impl<T> NewestValue<T> {
+    pub(super) fn take(self) -> T {
+        match self {
+            Self::Here(value) => value.take(),
+            Self::Boxed(value) => *value.take(),
+        }
+    }
 }
 
 /// The [`Parameters`] of an operator for which the variables `C` are chosen at each push, and whose function takes an
@@ -91,7 +148,7 @@ pub struct On<C, T = ()>(PhantomData<fn(C, T)>);
 
 impl<C: Chosen, T: Send + 'static> sealed::Parameters for On<C, T> {
     type Given = (C::Captured, T);
-    type Choice = C;
+    type State = C;
     const CHOSEN: Option<usize> = <C::Accesses<'static> as ScopedAccesses>::COUNT;
 }
 
@@ -103,7 +160,7 @@ struct Inner<P: Parameters> {
     spec: Spec,
     /// The entries, which have passed `push::check_and_sort`.
     entries: Box<[Entry]>,
-    choice: P::Choice,
+    state: P::State,
     function: OperatorFunction<P::Given>,
     /// The name, if runs may be pushed by `push::push_short`: the operator is synchronous, has between one access and
     /// [`MOST_SHORT`], and has no property but the name, which owns no memory.
@@ -114,7 +171,7 @@ struct Inner<P: Parameters> {
     limits: (Option<Arc<GroupCore>>, Option<Instant>, Needs),
 }
 
-// SAFETY: the `Owner`'s tokens keep alive the cells that `entries` points to, and a cell is `Sync`. The choice and the
+// SAFETY: the `Owner`'s tokens keep alive the cells that `entries` points to, and a cell is `Sync`. The state and the
 // function are `Send` and `Sync`.
 unsafe impl<P: Parameters> Send for Inner<P> {}
 // SAFETY: as for `Send`.
@@ -249,8 +306,8 @@ impl<P: Parameters> OperatorRef<P> {
 /// other operations. Clones are handles to the same operator. An operator keeps its variables alive. Once the last
 /// handle has been dropped, the function is dropped after the last run.
 ///
-/// `P` is what each push passes to the function: nothing, [an argument](With), or [chosen variables and an
-/// argument](On). The [guide](crate::guide::operators) explains them.
+/// `P` is what each push passes to the function: nothing, [an argument](With), [an argument that a later push may
+/// replace](Newest), or [chosen variables and an argument](On). The [guide](crate::guide::operators) explains them.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -422,6 +479,147 @@ impl<T: Send + 'static> Operator<With<T>> {
     }
 }
 
+/// What a push of a [conflating](crate::OpBuilder::operator_newest) operator did with its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conflated {
+    /// It pushed a run with this value.
+    Pushed,
+    /// The value takes the place of an older one, which was dropped. No run was pushed.
+    Replaced,
+}
+
+impl<T: Send + 'static> Operator<Newest<T>> {
+    /// Pushes a run of the operator, whose function receives `value`, or replaces the value of a run that is pending and
+    /// has not started. [`operator_newest`](crate::OpBuilder::operator_newest) says when.
+    ///
+    /// A push that replaces is never held back by a [limit](crate::EngineBuilder::max_pending). It drops the replaced
+    /// value before it returns, after the new one has taken its place.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::Conflated;
+    ///
+    /// let shown = engine.var(0);
+    /// let show = engine.op("show").operator_newest(1, shown.write(), |shown, percent: u8| *shown = percent)?;
+    /// let pushed = (1..=100).map(|percent| show.push(percent)).collect::<Result<Vec<_>, _>>()?;
+    /// assert_eq!(engine.get(&shown)?, 100);
+    /// let replaced = pushed.iter().filter(|conflated| **conflated == Conflated::Replaced);
+    /// assert_eq!(show.dropped(), replaced.count() as u64);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`PushError`]. On error, the value has been dropped and has replaced none.
+    #[track_caller]
+    pub fn push(&self, value: T) -> Result<Conflated, PushError> {
+        self.push_newest::<false>(value, Location::caller())
+    }
+
+    /// Like [`push`](Self::push), but if a run was pushed, returns its handle, through which the run can be awaited and
+    /// cancelled, with whatever value it has then. Returns `None` if a value was replaced.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let goal = engine.var(0.0);
+    /// let steer = engine.op("steer").operator_newest(1, goal.write(), |goal, to: f64| *goal = to)?;
+    /// let first = steer.submit(0.5)?.expect("no run was pending");
+    /// let second = steer.submit(0.7)?; // a handle, if the first run had started
+    /// first.wait()?;
+    /// if let Some(second) = second {
+    ///     second.wait()?;
+    /// }
+    /// assert_eq!(engine.get(&goal)?, 0.7);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`push`](Self::push).
+    #[track_caller]
+    pub fn submit(&self, value: T) -> Result<Option<OpHandle<()>>, PushError> {
+        self.submit_newest::<false>(value, Location::caller())
+    }
+
+    /// Returns the number of values that were dropped because a later push replaced them, as many as pushes through all
+    /// handles returned [`Replaced`](Conflated::Replaced). All pushes are included that have returned before this call.
+    /// Each other value belongs to a run of its own, and is dropped like any [argument](Operator::<With<T>>::push) if
+    /// that run is cancelled, skipped or refused.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        match &self.inner().state {
+            Values::Here(values) => values.replaced(),
+            Values::Boxed(values) => values.replaced(),
+        }
+    }
+
+    fn push_newest<const ADMITTED: bool>(
+        &self,
+        value: T,
+        location: &'static Location<'static>,
+    ) -> Result<Conflated, PushError> {
+        let priority = self.inner().spec.priority;
+        let pushed = self.conflate(value, location, |value| self.push_run::<ADMITTED>(value, priority, location))?;
+        Ok(if pushed.is_some() { Conflated::Pushed } else { Conflated::Replaced })
+    }
+
+    fn submit_newest<const ADMITTED: bool>(
+        &self,
+        value: T,
+        location: &'static Location<'static>,
+    ) -> Result<Option<OpHandle<()>>, PushError> {
+        self.conflate(value, location, |value| self.submit_run::<ADMITTED>(value, location))
+    }
+
+    /// Replaces a value, or calls `push` for a run and returns what that returns.
+    fn conflate<R>(
+        &self,
+        value: T,
+        location: &'static Location<'static>,
+        push: impl FnOnce(NewestValue<T>) -> Result<R, PushError>,
+    ) -> Result<Option<R>, PushError> {
+        match &self.inner().state {
+            Values::Here(values) => self.conflate_in(values, value, location, |value| push(NewestValue::Here(value))),
+            Values::Boxed(values) => {
+                self.conflate_in(values, Box::new(value), location, |value| push(NewestValue::Boxed(value)))
+            }
+        }
+    }
+
+    /// [`conflate`](Self::conflate) for a value as it is kept.
+    fn conflate_in<V, R>(
+        &self,
+        values: &Conflation<V>,
+        value: V,
+        location: &'static Location<'static>,
+        push: impl FnOnce(RunValue<V>) -> Result<R, PushError>,
+    ) -> Result<Option<R>, PushError> {
+        if let Err(error) = push::check_accepts(&self.inner().core).and_then(|()| self.check(location)) {
+            // Dropped here, for the reason given in `Core::create`.
+            drop(value);
+            return Err(error);
+        }
+        match values.offer(value) {
+            Offered::Replaced(oldest) => {
+                drop(oldest);
+                Ok(None)
+            }
+            Offered::Enters(entering, value) => match push(value) {
+                Ok(pushed) => {
+                    entering.landed();
+                    Ok(Some(pushed))
+                }
+                Err(error) => {
+                    entering.refused();
+                    Err(error)
+                }
+            },
+        }
+    }
+}
+
 impl<C: Chosen, T: Send + 'static> Operator<On<C, T>> {
     /// Pushes a run of the operator on these variables, whose function receives references to their values, and
     /// `argument`. For a choice of one variable, `variables` is a reference to its handle; for a tuple or an array, it
@@ -515,7 +713,7 @@ impl<C: Chosen, T: Send + 'static> Operator<On<C, T>> {
         location: &'static Location<'static>,
     ) -> Result<(), PushError> {
         let inner = self.inner();
-        let accesses = inner.choice.accesses(variables);
+        let accesses = inner.state.accesses(variables);
         let given = (accesses.capture(), argument);
         let Some(name) = inner.bare_name.filter(|_| priority == 0 && !ADMITTED) else {
             return self.with_entries(&accesses, given, location, |given, entries| {
@@ -539,7 +737,7 @@ impl<C: Chosen, T: Send + 'static> Operator<On<C, T>> {
         argument: T,
         location: &'static Location<'static>,
     ) -> Result<OpHandle<()>, PushError> {
-        let accesses = self.inner().choice.accesses(variables);
+        let accesses = self.inner().state.accesses(variables);
         let given = (accesses.capture(), argument);
         self.with_entries(&accesses, given, location, |given, entries| {
             self.enqueue_handled::<ADMITTED>(given, entries, location)
@@ -581,7 +779,7 @@ impl<P: Parameters> Operator<P> {
         core: Arc<Core>,
         spec: Spec,
         entries: Box<[Entry]>,
-        choice: P::Choice,
+        state: P::State,
         function: OperatorFunction<P::Given>,
         fixed_priority: bool,
         limits: (Option<Arc<GroupCore>>, Option<Instant>, Needs),
@@ -593,7 +791,7 @@ impl<P: Parameters> Operator<P> {
             .collect();
         let is_short = P::CHOSEN.is_some_and(|chosen| (1..=MOST_SHORT).contains(&(entries.len() + chosen)));
         let bare_name = if is_short && spec.is_bare() { spec.name.as_static() } else { None };
-        let inner = Box::new(Inner { core, spec, entries, choice, function, bare_name, fixed_priority, limits });
+        let inner = Box::new(Inner { core, spec, entries, state, function, bare_name, fixed_priority, limits });
         Self(Arc::new(Owner { inner: NonNull::from(Box::leak(inner)), tokens }))
     }
 
@@ -623,7 +821,9 @@ impl<P: Parameters> Operator<P> {
     /// # Errors
     /// Returns [`PushError::Full`], [`PushError::ShutDown`] or [`PushError::Forked`].
     pub fn if_room(&self) -> Result<Admitted<'_, P>, PushError> {
-        room::check(&self.inner().core, self.inner().limits.0.as_ref())?;
+        if !self.needs_no_room() {
+            room::check(&self.inner().core, self.inner().limits.0.as_ref())?;
+        }
         Ok(Admitted(self))
     }
 
@@ -652,9 +852,16 @@ impl<P: Parameters> Operator<P> {
     pub fn when_room(&self) -> impl Future<Output = Result<Admitted<'_, P>, PushError>> + Send + use<'_, P> {
         let room = WhenRoom::new(&self.inner().core, self.inner().limits.0.as_ref());
         async move {
-            room.await?;
+            if !self.needs_no_room() {
+                room.await?;
+            }
             Ok(Admitted(self))
         }
+    }
+
+    /// Whether a push would now succeed without room.
+    fn needs_no_room(&self) -> bool {
+        P::needs_no_room(&self.inner().state) && push::check_accepts(&self.inner().core).is_ok()
     }
 
     /// Pushes a run of an operator that has all its variables.
@@ -898,6 +1105,26 @@ impl<T: Send + 'static> Admitted<'_, With<T>> {
     #[track_caller]
     pub fn submit(self, argument: T) -> Result<OpHandle<()>, PushError> {
         self.0.submit_run::<true>(argument, Location::caller())
+    }
+}
+
+impl<T: Send + 'static> Admitted<'_, Newest<T>> {
+    /// Like [`Operator::push`](Operator::<Newest<T>>::push), but never held back.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Operator::push`](Operator::<Newest<T>>::push).
+    #[track_caller]
+    pub fn push(self, value: T) -> Result<Conflated, PushError> {
+        self.0.push_newest::<true>(value, Location::caller())
+    }
+
+    /// Like [`Operator::submit`](Operator::<Newest<T>>::submit), but never held back.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Operator::push`](Operator::<Newest<T>>::push).
+    #[track_caller]
+    pub fn submit(self, value: T) -> Result<Option<OpHandle<()>>, PushError> {
+        self.0.submit_newest::<true>(value, Location::caller())
     }
 }
 

@@ -521,29 +521,27 @@ fn check_phase(core: &Arc<Core>, phase: u8, spec: &Spec, ticket: Ticket) -> Resu
         // The operation is not counted out, since nothing in the child waits for the parent's count.
         return Err(PushError::Forked);
     }
-    let is_accepted = || match phase {
-        phase::OBSERVED => true,
+    if spec.flags & flag::INTERNAL != 0 {
+        return Ok(ticket);
+    }
+    if let Err(refusal) = check_open(core, phase, spec.is_child) {
+        core.count_out(ticket);
+        return Err(refusal);
+    }
+    let has_room = match phase {
         phase::BOUNDED if spec.is_admitted => {
             room::begin_push(core);
             true
         }
         phase::BOUNDED => room::may_push_counted(core),
-        phase::DRAINING => spec.is_child || frame::in_operation_of(core),
-        _ => false,
+        _ => true,
     };
-    if is_observing() && core.is_observed() && spec.flags & flag::INTERNAL == 0 {
-        core.count_out(ticket);
-        return Err(PushError::InObserver);
-    }
-    if spec.flags & flag::INTERNAL != 0 || is_accepted() {
+    if has_room {
         return Ok(ticket);
     }
     // The operation is not counted while it is held back, since other threads may be waiting until nothing is
     // pending.
     core.count_out(ticket);
-    if phase != phase::BOUNDED {
-        return Err(PushError::ShutDown);
-    }
     room::hold_back(core, None)?;
     let ticket = core.pending.enter();
     // Relaxed: as in `begin`.
@@ -558,6 +556,25 @@ fn check_phase(core: &Arc<Core>, phase: u8, spec: &Spec, ticket: Ticket) -> Resu
             Err(PushError::ShutDown)
         }
     }
+}
+
+/// Returns an error if an engine in `phase`, which is not that of a forked child, refuses the pushes of this thread.
+fn check_open(core: &Core, phase: u8, is_child: bool) -> Result<(), PushError> {
+    if is_observing() && core.is_observed() {
+        return Err(PushError::InObserver);
+    }
+    match phase {
+        phase::OPEN | phase::OBSERVED | phase::BOUNDED => Ok(()),
+        phase::DRAINING if is_child || frame::in_operation_of(core) => Ok(()),
+        _ => Err(PushError::ShutDown),
+    }
+}
+
+/// Returns an error if the engine refuses the pushes of this thread, also those for which it needs no room.
+pub(crate) fn check_accepts(core: &Core) -> Result<(), PushError> {
+    core.live()?;
+    // Relaxed: a shutdown that has begun before the push is seen.
+    check_open(core, core.phase.load(Relaxed), false)
 }
 
 /// Whether the naive engine accepts an operation on this thread. The naive engine runs an operation inside its

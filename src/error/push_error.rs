@@ -160,6 +160,8 @@ pub enum Misfit {
     /// A [child](crate::OpContext::child) names a resource that its parent does not use. The units of a child come out
     /// of its parent's.
     UnitsNotHeld,
+    /// [`OpBuilder::operator_newest`](crate::OpBuilder::operator_newest) was called for the newest 0 values.
+    NewestOfNone,
 }
 
 impl fmt::Display for Misfit {
@@ -185,6 +187,7 @@ impl fmt::Display for Misfit {
                 return write!(f, "the operation uses {needed} units of a resource, but there are only {units}");
             }
             Self::UnitsNotHeld => "a child uses a resource that its parent does not use; use it on the parent as well",
+            Self::NewestOfNone => "an operator cannot keep the newest 0 values; let it keep at least 1",
         })
     }
 }

@@ -568,6 +568,22 @@ edges! {
         AcquireSide ABANDONED;
     }
 
+    /// Conflation: the value that a run receives.
+    newest {
+        /// `ValueCell::replace`: another value.
+        ReleaseSide REPLACED;
+        /// `ValueCell::take`.
+        AcquireSide TAKEN;
+    }
+
+    /// Conflation: the places of the runs that have entered, before which no run lands whose push begins later.
+    entered {
+        /// `Entering::count`.
+        ReleaseSide ENDED;
+        /// `Conflation::begin`.
+        AcquireSide BEGUN;
+    }
+
     /// Forks: an engine in the list of all engines.
     slot {
         /// `Slots::add`: a slot that is used again.
@@ -790,6 +806,8 @@ edges! {
         Step SIGNAL_STAYS_GIVEN;
         /// `StopSource::signal`: the signal of what was cancelled before is given.
         Step LATE_SIGNAL_IS_GIVEN;
+        /// `Listed::renew`: a run is not listed any longer once another run has entered that may lie behind it.
+        Step LATER_RUNS_VOID;
     }
 
     /// Steps whose models have whole engines.

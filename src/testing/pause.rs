@@ -139,6 +139,19 @@ points! {
         /// `Stock::give_back`, `Stock::hold_still`: no waiter is admitted yet.
         UnitsBeforeAdmit,
     }
+    /// Where a push of a conflating operator replaces a value or enters a run.
+    CONFLATE {
+        /// `Conflation::replace`: the thread has the lock, and a value to exchange.
+        ConflateLocked,
+        /// `Conflation::replace`: the thread has the lock, and the value that no run receives.
+        ConflateReplaced,
+        /// `Conflation::offer`: the push has begun to enter a run, which has no place.
+        ConflateBegun,
+        /// `Entering::landed`: the run has a place, and is not counted.
+        ConflateLanded,
+        /// `Entering::landed`: the run is counted, and not listed. The thread has the lock, if it got it.
+        ConflateCounted,
+    }
 }
 
 /// A point at which a test may stop the calling thread.

@@ -933,6 +933,55 @@ fn a_thread_stopped_while_taking_units_delays_only_users_of_the_resource() {
     }
 }
 
+/// A thread stopped in a push of a conflating operator delays neither the pushes of other threads nor any run but its
+/// own. No argument is lost, and those of one thread are received in order.
+#[test]
+fn a_thread_stopped_in_a_conflating_push_delays_no_other_push() {
+    const MOST: u64 = 2;
+    for &point in Point::CONFLATE {
+        watched(move || {
+            println!("{point:?}");
+            let world = World::new(IdlePolicy::default());
+            let gates = Gates(vec![world.hold()]);
+            let received = Arc::new(Mutex::new(Vec::new()));
+            let adds = Arc::clone(&received);
+            let description = world.engine.op("add").writes(&world.tokens[..VARIABLES]);
+            let add =
+                description.operator_newest(MOST as usize, (), move |(), value: (u8, u64)| lock(&adds).push(value));
+            let add = add.expect("an operator");
+            let push = |value| add.push(value).expect("the engine should be open");
+            // Whether the push that is stopped replaces a value.
+            let replaces = matches!(point, Point::ConflateLocked | Point::ConflateReplaced);
+            let early = if replaces { MOST } else { 0 };
+            (0..early).for_each(|number| _ = push((0, number)));
+
+            let (stop, stopped) = (Stop::new(point), add.clone());
+            let armed = stop.clone();
+            let thread = thread::spawn(move || {
+                armed.arm(1);
+                let pushed = [1, 2].map(|number| stopped.push((1, number)));
+                Stop::disarm();
+                pushed.map(|pushed| pushed.expect("the engine should be open"));
+            });
+            assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
+            let late = early..early + 10;
+            late.clone().for_each(|number| _ = push((0, number)));
+            run_apart(&world, BESIDE);
+            drop(gates);
+            eventually("the last value is received", || lock(&received).contains(&(0, late.end - 1)));
+            stop.release();
+            thread.join().expect("the push panicked");
+            world.end();
+            let received = lock(&received);
+            assert_eq!(received.len() as u64 + add.dropped(), late.end + 2);
+            for thread in [0, 1] {
+                let own: Vec<_> = received.iter().filter(|value| value.0 == thread).collect();
+                assert!(own.is_sorted(), "the values were received in another order: {own:?}");
+            }
+        });
+    }
+}
+
 /// Each point is in a list covered by the tests above, which fail if a point is not reached.
 #[test]
 fn every_point_belongs_to_a_test() {
@@ -946,6 +995,7 @@ fn every_point_belongs_to_a_test() {
         Point::WAKE,
         Point::STEAL,
         Point::UNITS,
+        Point::CONFLATE,
     ];
     let listed: HashSet<_> = lists.into_iter().flatten().collect();
     assert_eq!(listed.len(), Point::ALL.len());

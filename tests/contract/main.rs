@@ -15,6 +15,7 @@ mod idle;
 mod leaks;
 mod memory;
 mod names;
+mod newest;
 mod ordering;
 mod panics;
 mod plugin;

@@ -10,6 +10,7 @@ mod arrivals;
 mod cancel;
 mod complete;
 mod completion;
+mod conflation;
 mod delete;
 mod devices;
 mod family;
@@ -41,6 +42,7 @@ fn each_edge_and_each_step_is_needed() {
         cancel::KILLS,
         complete::KILLS,
         completion::KILLS,
+        conflation::KILLS,
         delete::KILLS,
         devices::KILLS,
         family::KILLS,
