@@ -147,6 +147,21 @@ pub mod chosen {
     };
 }
 
+/// The order of pushes as data: logs of what an engine runs, and replays of them.
+///
+/// A [`Log`](replay::Log) records the runs of operators with their arguments and their places in the one order of pushes,
+/// in memory or in a file. A [`Replay`](replay::Replay) pushes them again, in the same order, on an engine of any kind.
+/// The [guide](crate::guide::replay) has a chapter on replays.
+pub mod replay {
+    pub use crate::{
+        api::replay::{Replay, ReplayError},
+        trace::{
+            log::Log,
+            log_entries::{LogEntries, LogEntry, LoggedAccess},
+        },
+    };
+}
+
 /// Items used by the expansion of `#[derive(Accesses)]`. Programs must not use them directly.
 #[cfg(feature = "derive")]
 #[doc(hidden)]
@@ -192,6 +207,8 @@ pub mod guide {
     pub mod seeing {}
     #[doc = include_str!("guide/hangs.md")]
     pub mod hangs {}
+    #[doc = include_str!("guide/replay.md")]
+    pub mod replay {}
     #[doc = include_str!("guide/slow.md")]
     pub mod slow {}
     #[doc = include_str!("guide/promises.md")]

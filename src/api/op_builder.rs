@@ -1441,6 +1441,7 @@ impl<'e> OpBuilder<'e> {
             self.owned.spec.flags & flag::KEPT != 0 || Route::of(self.property, core.kind()).priority.is_some();
         self.finish(accesses, flags)?;
         let location = self.site(Location::caller());
+        let declared = self.owned.entries.clone();
         let entries = match push::check_and_sort(core, &mut self.owned.entries, &self.owned.spec.name, location) {
             Ok(entries) => entries.into(),
             Err(error) => {
@@ -1453,7 +1454,7 @@ impl<'e> OpBuilder<'e> {
         self.owned.spec.is_admitted = false;
         let limits = (self.group.cloned(), self.deadline);
         let spec = mem::replace(&mut *self.owned.spec, Spec::new(Name::EMPTY));
-        Ok(Operator::new(Arc::clone(core), spec, entries, choice, function, fixed_priority, limits))
+        Ok(Operator::new(Arc::clone(core), spec, &declared, entries, choice, function, fixed_priority, limits))
     }
 
     fn enqueue_future<A, F, Fut>(
