@@ -174,8 +174,10 @@ struct Inner<P: Parameters> {
     choice: P::Choice,
     function: OperatorFunction<P::Given>,
     /// The name, if runs may be pushed by `push::push_short`: the operator is synchronous, has between one access and
-    /// [`MOST_SHORT`], and has no property but the name, which owns no memory.
+    /// [`MOST_SHORT`], and has no property but the name, which owns no memory. `None` if runs may be logged.
     bare_name: Option<&'static str>,
+    /// [`bare_name`](Self::bare_name), also if runs may be logged.
+    short_name: Option<&'static str>,
     /// Whether the priority is fixed, because the property determines it or because the operator is a clean-up.
     fixed_priority: bool,
     /// The group and deadline of each run. Used only with `flag::LIMITED`.
@@ -694,11 +696,11 @@ impl<P: Parameters> Operator<P> {
             // SAFETY: the caller has a handle to each variable.
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
-        // Runs that are logged are pushed as those that have a property.
         let logged = core.log().map(|_| OnceLock::new());
-        let is_short = logged.is_none() && P::CHOSEN.is_some_and(|chosen| (1..=MOST_SHORT).contains(&(entries.len() + chosen)));
-        let bare_name = if is_short && spec.is_bare() { spec.name.as_static() } else { None };
-        let inner = Box::new(Inner { core, spec, entries, choice, function, bare_name, fixed_priority, limits, logged });
+        let is_short = P::CHOSEN.is_some_and(|chosen| (1..=MOST_SHORT).contains(&(entries.len() + chosen)));
+        let short_name = if is_short && spec.is_bare() { spec.name.as_static() } else { None };
+        let bare_name = short_name.filter(|_| logged.is_none());
+        let inner = Box::new(Inner { core, spec, entries, choice, function, bare_name, short_name, fixed_priority, limits, logged });
         Self(Arc::new(Owner { inner: NonNull::from(Box::leak(inner)), tokens }))
     }
 
@@ -890,6 +892,9 @@ impl<P: Parameters> Operator<P> {
         kept_boxed_if_large!(P::Given, given => match self.own() {
             own if inner.logged().is_some() => {
                 let job = without_sink(move |call: &Call<'_>| own.get().call_logged(call, &chosen, given()));
+                if let Some(name) = inner.short_name.filter(|_| priority == 0 && !ADMITTED) {
+                    return push::push_short::<true, _>(&inner.core, name, location, entries, job);
+                }
                 self.enqueue::<ADMITTED>(entries, priority, location, ErasedJob::new(job))
             }
             OperatorRef::Uncounted(run) => {

@@ -274,6 +274,7 @@ impl<'e> Replay<'e> {
     }
 
     /// Pushes an operation in place of one that was skipped or cancelled.
+    #[track_caller]
     fn push_failing(&self, entry: &LogEntry, variables: &HashMap<u64, Found<'_>>) -> Result<(), PushError> {
         let of_mode = |mode: AccessMode| {
             let accesses = entry.accesses().iter().filter(move |access| access.mode == mode);

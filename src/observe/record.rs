@@ -109,10 +109,10 @@ pub(super) fn starts(core: &Core) -> u64 {
     core.recording().map_or(0, |recording| recording.recorder.starts())
 }
 
-/// Returns the time since an operation was pushed. Returns `None` if the engine has no [`Recording`] or if this is
-/// a forked child.
+/// Returns the time since an operation was pushed. Returns `None` if the engine has no [`Recording`] or only a log, or
+/// if this is a forked child.
 pub(super) fn age_of(core: &Core, op: OpId) -> Option<Duration> {
-    core.recording().map(|recording| recording.recorder.age(op))
+    core.recording().filter(|recording| !recording.only_logs).map(|recording| recording.recorder.age(op))
 }
 
 /// Returns the engine's statistics. In a forked child, returns only what can be read without a lock.
@@ -159,6 +159,13 @@ pub(crate) fn push_short<const N: usize>(
     entries: &[Entry; N],
 ) {
     let Some(recording) = core.recording() else { return };
+    if recording.only_logs {
+        let id = recording.recorder.next_number();
+        // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call. (2): an
+        // engine records from its creation on, and all its records have this room.
+        unsafe { Task::set_recorded(op.task_ptr(), id) };
+        return log_push(core, recording, op.task(), id);
+    }
     let engine = recording.engine;
     let accesses = std::array::from_fn::<_, N, _>(|at| {
         // SAFETY: the creator of the entries keeps handles to their variables until the push returns.
@@ -187,6 +194,8 @@ pub(crate) fn push(core: &Core, op: &OpRef<Task>) {
         };
         let accesses = op.accesses().map(|access| AccessWord::new(recording.id_of(access), access.mode().into()));
         recording.recorder.push(&head, task.name(), accesses)
+    } else if recording.only_logs {
+        recording.recorder.next_number()
     } else {
         recording.recorder.next_op()
     };
@@ -385,8 +394,14 @@ fn tell(
 
 /// Returns what the main loop of `thread`, which is this thread, records of plain operations, if it records them.
 pub(crate) fn of_loop<'r>(core: &'r Core, thread: &'r WorkerThread) -> Option<PlainRecording<'r>> {
-    let recording = core.recording().filter(|_| core.only_records)?;
+    let recording = core.recording().filter(|recording| core.only_records && !recording.only_logs)?;
     Some(PlainRecording { recorder: &recording.recorder, engine: recording.engine, thread })
+}
+
+/// Returns what a main loop logs of plain operations, if it does nothing else with them.
+pub(crate) fn log_of_loop(core: &Core) -> Option<LogRecording<'_>> {
+    let recording = core.recording().filter(|recording| core.only_records && recording.only_logs)?;
+    Some(LogRecording { recording, log: recording.log.as_ref()? })
 }
 
 /// Returns the place where this thread runs operations of `lane`.
@@ -467,6 +482,34 @@ impl RunRecording for PlainRecording<'_> {
             self.recorder.note_with_last(id, Short::Ready);
         }
     }
+}
+
+/// The [`RunRecording`] of an engine that only logs. A forked child does not come here: its main loops end.
+pub(crate) struct LogRecording<'r> {
+    recording: &'r Recording,
+    log: &'r Log,
+}
+
+impl RunRecording for LogRecording<'_> {
+    #[inline(always)]
+    fn unrecorded(&self) -> u16 {
+        0
+    }
+
+    #[inline(always)]
+    fn start(&self, op: &Op<Task>) {
+        if let Some(id) = op.task().op_id() {
+            log_start(self.recording, op, id, false);
+        }
+    }
+
+    #[inline(always)]
+    fn end(&self, _: &Op<Task>) {
+        self.log.flush();
+    }
+
+    #[inline(always)]
+    fn ready(&self, _: &Op<Task>) {}
 }
 
 /// The [`RunRecording`] of any engine with a recording, on any thread.

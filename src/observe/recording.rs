@@ -24,6 +24,8 @@ pub(crate) struct Recording {
     profile: Option<Profile>,
     /// The log, in which this is the only engine.
     pub(crate) log: Option<Log>,
+    /// Whether there is nothing but a log, for which operations need no times.
+    pub(crate) only_logs: bool,
     /// The watchdog stops when this sender is dropped.
     watchdog: Mutex<Option<mpsc::Sender<()>>>,
     /// The number of the engine.
@@ -59,6 +61,7 @@ impl Recording {
             return Ok(None);
         }
         let is_kept = recorder.is_some() || profile.is_some();
+        let only_logs = !is_kept && observers.is_empty() && !needs_numbers;
         recorder.iter().for_each(Recorder::keep);
         // Numbers repeat after 65,535 engines in a process. No recorder is expected to serve that many engines at a
         // time.
@@ -70,7 +73,7 @@ impl Recording {
         });
         let begin = |(path, may_overwrite)| Profile::begin(&recorder, path, may_overwrite, spawn);
         let profile = profile.map(begin).transpose()?;
-        Ok(Some(Box::new(Self { recorder, is_kept, observers, profile, log, watchdog: Mutex::new(None), engine })))
+        Ok(Some(Box::new(Self { recorder, is_kept, observers, profile, log, only_logs, watchdog: Mutex::new(None), engine })))
     }
 
     /// Keeps `stop`, whose drop stops the watchdog, until the engine ends.
@@ -94,9 +97,9 @@ impl Recording {
         Some(ShutdownError::Profile(path.to_owned(), error.to_owned()))
     }
 
-    /// Whether events are recorded, no observer is notified, and there is no log.
+    /// Whether events are recorded, or logged, and nothing else is done.
     pub(crate) fn only_records(&self) -> bool {
-        self.is_kept && !self.is_observed() && self.log.is_none()
+        self.only_logs || self.is_kept && !self.is_observed() && self.log.is_none()
     }
 
     pub(crate) fn is_observed(&self) -> bool {

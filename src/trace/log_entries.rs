@@ -46,6 +46,9 @@ pub(super) const TABLES: u32 = u32::MAX;
 /// In place of the number of a stream: the block is the last.
 pub(super) const END: u32 = u32::MAX - 1;
 
+/// The bits of an operation's number that are written by themselves, so that both parts are small.
+const OP_THREAD: u64 = (1 << 12) - 1;
+
 /// The size of what precedes the bytes of a block.
 const HEAD: usize = 12;
 
@@ -75,6 +78,13 @@ fn write_number(bytes: &mut Vec<u8>, mut number: u64) {
 fn write_bytes(bytes: &mut Vec<u8>, written: &[u8]) {
     write_number(bytes, written.len() as u64);
     bytes.extend_from_slice(written);
+}
+
+/// Writes the number of an operation. Its low bits are the number of a thread, and the others that of a push.
+#[inline]
+fn write_op(bytes: &mut Vec<u8>, op: u64) {
+    write_number(bytes, op & OP_THREAD);
+    write_number(bytes, op >> OP_THREAD.count_ones());
 }
 
 pub(super) fn write_operator(
@@ -113,7 +123,7 @@ pub(super) fn write_start(
 ) {
     let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
     bytes.push(START | flag(head.clears, CLEARS) | flag(head.is_skipped, SKIPPED));
-    write_number(bytes, head.id.0);
+    write_op(bytes, head.id.0);
     write_number(bytes, site);
     write_number(bytes, accesses.len() as u64);
     for access in accesses {
@@ -134,13 +144,13 @@ pub(super) fn write_run(started: &mut Vec<u8>, operator: u32, chosen: &[u64], ar
 
 pub(super) fn write_inside(bytes: &mut Vec<u8>, op: OpId, parent: Option<OpId>) {
     bytes.push(INSIDE);
-    write_number(bytes, op.0);
-    write_number(bytes, parent.map_or(0, |parent| parent.0));
+    write_op(bytes, op.0);
+    write_op(bytes, parent.map_or(0, |parent| parent.0));
 }
 
 pub(super) fn write_failure(bytes: &mut Vec<u8>, op: OpId) {
     bytes.push(FAILED);
-    write_number(bytes, op.0);
+    write_op(bytes, op.0);
 }
 
 pub(super) fn write_block(file: &mut impl Write, stream: u32, bytes: &[u8]) -> io::Result<()> {
@@ -417,10 +427,10 @@ impl LogEntries {
                     let (name, file, line, column) = (bytes.text()?, bytes.text()?, bytes.number()?, bytes.number()?);
                     sites.push((name, format!("{file}:{line}:{column}")));
                 }
-                INSIDE => _ = parents.insert(bytes.number()?, bytes.number()?),
-                FAILED => failed.push(bytes.number()?),
+                INSIDE => _ = parents.insert(bytes.op()?, bytes.op()?),
+                FAILED => failed.push(bytes.op()?),
                 tag if tag & !FLAGS == START => {
-                    let op = bytes.number()?;
+                    let op = bytes.op()?;
                     let site = usize::try_from(bytes.number()?).ok()?.checked_sub(1)?;
                     let (mut name, location) = sites.get(site)?.clone();
                     let mut accesses = bytes.list(Bytes::access)?;
@@ -573,6 +583,12 @@ impl<'b> Bytes<'b> {
     fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let len = usize::try_from(self.number()?).ok().filter(|&len| len <= self.0.len())?;
         (0..len).map(|_| item(self)).collect()
+    }
+
+    fn op(&mut self) -> Option<u64> {
+        let (thread, push) = (self.number()?, self.number()?);
+        (thread <= OP_THREAD && push >> (u64::BITS - OP_THREAD.count_ones()) == 0)
+            .then_some(push << OP_THREAD.count_ones() | thread)
     }
 
     fn access(&mut self) -> Option<LoggedAccess> {

@@ -428,6 +428,11 @@ impl Recorder {
         self.write(|writer, now| writer.next_op(&self.shared, now)).unwrap_or_else(|| self.op_without_writer())
     }
 
+    /// [`next_op`](Self::next_op) without a time.
+    pub(crate) fn next_number(&self) -> OpId {
+        self.with_writer(|writer| writer.next_op(&self.shared, 0)).unwrap_or_else(|| self.shared.next_op(0))
+    }
+
     /// Returns a number for an operation pushed by a thread that is ending.
     #[cold]
     fn op_without_writer(&self) -> OpId {
