@@ -73,9 +73,10 @@ impl Fusion {
             estimate.position += estimate.speed * 0.01;
             estimate.variance += 0.05;
         })?;
-        let drift = engine.op("drift").operator_on(chosen::write(), (), |error: &mut f64, (), measured: Measured| {
-            *error += (measured.value - *error) * 0.1;
-        })?;
+        let drift =
+            engine.op("drift").operator_on(chosen::write(), (), |error: &mut f64, (), measured: Measured| {
+                *error += (measured.value - *error) * 0.1;
+            })?;
         Ok(Self {
             position: position.logged(Measured::encode),
             speed: speed.logged(Measured::encode),
@@ -96,9 +97,8 @@ impl Fusion {
             let gps = threads.spawn(|| (0..STEPS).try_for_each(|step| self.position.push(measured(step, 4.0))));
             let radar = threads.spawn(|| (0..STEPS).try_for_each(|step| self.speed.push(measured(step % 60, 0.5))));
             let calibration = threads.spawn(|| {
-                (0..STEPS / 4).try_for_each(|step| {
-                    self.drift.push_on(&self.errors[step as usize % 2], measured(step % 7, 0.2))
-                })
+                (0..STEPS / 4)
+                    .try_for_each(|step| self.drift.push_on(&self.errors[step as usize % 2], measured(step % 7, 0.2)))
             });
             [gps, radar, calibration].into_iter().try_for_each(|sensor| sensor.join().expect("sensors do not panic"))
         })
@@ -122,7 +122,8 @@ fn replay(path: &Path) -> Result<Estimate, Box<dyn Error>> {
     if !log.is_complete() {
         println!("the end of the log is missing; {} measurements were left out", log.left_out());
     }
-    let engines = [Engine::builder().kind(EngineKind::Naive), Engine::builder().workers(1), Engine::builder().workers(4)];
+    let engines =
+        [Engine::builder().kind(EngineKind::Naive), Engine::builder().workers(1), Engine::builder().workers(4)];
     let mut estimates = Vec::new();
     for engine in engines {
         let fusion = Fusion::new(engine.build()?)?;

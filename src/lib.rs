@@ -50,7 +50,7 @@
 //! [values in device memory](gpu::DeviceVec). The guide has a [chapter](guide::gpus) on GPUs.
 //!
 //! The names that most programs use are at the root. The others are in modules: [`trace`] for seeing what an engine
-//! does, [`gpu`] for devices, [`error`] for the parts of errors, [`access`] for the types of declarations, and
+//! does, [`replay`] for doing it again, [`gpu`] for devices, [`error`] for the parts of errors, [`access`] for the types of declarations, and
 //! [`system`] for the machine.
 
 #[cfg(not(target_has_atomic = "64"))]

@@ -1454,7 +1454,7 @@ impl<'e> OpBuilder<'e> {
         self.owned.spec.is_admitted = false;
         let limits = (self.group.cloned(), self.deadline);
         let spec = mem::replace(&mut *self.owned.spec, Spec::new(Name::EMPTY));
-        Ok(Operator::new(Arc::clone(core), spec, &declared, entries, choice, function, fixed_priority, limits))
+        Ok(Operator::new(Arc::clone(core), spec, (&declared, entries), choice, function, fixed_priority, limits))
     }
 
     fn enqueue_future<A, F, Fut>(

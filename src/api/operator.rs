@@ -665,7 +665,8 @@ impl<C: Chosen, T: Send + 'static> Operator<On<C, T>> {
         let mut chosen = ChosenIds::new();
         if inner.logged().is_some() {
             // SAFETY: the caller has handles to the chosen variables.
-            chosen.extend(entries[inner.entries.len()..].iter().map(|entry| unsafe { entry.cell.as_ref() }.queue().id()));
+            chosen
+                .extend(entries[inner.entries.len()..].iter().map(|entry| unsafe { entry.cell.as_ref() }.queue().id()));
         }
         match push::check_and_sort(&inner.core, &mut entries, &inner.spec.name, location) {
             Ok(entries) => push(given, entries, chosen),
@@ -684,8 +685,7 @@ impl<P: Parameters> Operator<P> {
     pub(crate) fn new(
         core: Arc<Core>,
         spec: Spec,
-        declared: &[Entry],
-        entries: Box<[Entry]>,
+        (declared, entries): (&[Entry], Box<[Entry]>),
         choice: P::Choice,
         function: OperatorFunction<P::Given>,
         fixed_priority: bool,
@@ -700,7 +700,18 @@ impl<P: Parameters> Operator<P> {
         let is_short = P::CHOSEN.is_some_and(|chosen| (1..=MOST_SHORT).contains(&(entries.len() + chosen)));
         let short_name = if is_short && spec.is_bare() { spec.name.as_static() } else { None };
         let bare_name = short_name.filter(|_| logged.is_none());
-        let inner = Box::new(Inner { core, spec, entries, choice, function, bare_name, short_name, fixed_priority, limits, logged });
+        let inner = Box::new(Inner {
+            core,
+            spec,
+            entries,
+            choice,
+            function,
+            bare_name,
+            short_name,
+            fixed_priority,
+            limits,
+            logged,
+        });
         Self(Arc::new(Owner { inner: NonNull::from(Box::leak(inner)), tokens }))
     }
 
@@ -723,8 +734,8 @@ impl<P: Parameters> Operator<P> {
     /// name, so no two logged operators of an engine should have the same. For an operator without an argument, `encode`
     /// appends nothing. On an engine without a log, and in a second call, this does nothing.
     ///
-    /// `encode` is called on the thread that runs the operation, just before its function. If it panics, the operation
-    /// fails. Runs that are skipped or cancelled are logged without their arguments.
+    /// `encode` is called on the thread that runs the operation, just before its function, so it should be quick and must
+    /// not wait. If it panics, the operation fails, and cannot be replayed. Runs that are skipped or cancelled are logged without their arguments.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -51,8 +51,11 @@ pub struct Replay<'e> {
     engine: &'e Engine,
     entries: LogEntries,
     operators: HashMap<String, Vec<Known<'e>>>,
-    variables: HashMap<String, Vec<(Token, Box<dyn Any>)>>,
+    variables: HashMap<String, Vec<Added>>,
 }
+
+/// A variable that the program has added, also as a typed handle.
+type Added = (Token, Box<dyn Any>);
 
 /// An operator of the replay.
 struct Known<'e> {
@@ -389,7 +392,9 @@ impl Plan {
             used.extend(entry.accesses().iter().map(|access| access.variable));
             plan.items[at].is_kept = !entry.is_from_inside();
             let chosen = entry.chosen.iter().filter(|_| plan.items[at].is_kept);
-            if let Some(&unknown) = chosen.into_iter().find(|&one| variables.get(one).is_none_or(|one| one.handle.is_none())) {
+            if let Some(&unknown) =
+                chosen.into_iter().find(|&one| variables.get(one).is_none_or(|one| one.handle.is_none()))
+            {
                 return Err(ReplayError::Variable(name_of(unknown)));
             }
         }
@@ -411,7 +416,8 @@ impl Plan {
         }
         // Two variables of the log must not become one.
         let mut tokens = HashSet::new();
-        let twice = used.iter().find(|variable| variables.get(variable).is_some_and(|found| !tokens.insert(&found.token)));
+        let twice =
+            used.iter().find(|variable| variables.get(variable).is_some_and(|found| !tokens.insert(&found.token)));
         if let Some(&twice) = twice {
             return Err(ReplayError::Variable(name_of(twice)));
         }

@@ -73,7 +73,16 @@ impl Recording {
         });
         let begin = |(path, may_overwrite)| Profile::begin(&recorder, path, may_overwrite, spawn);
         let profile = profile.map(begin).transpose()?;
-        Ok(Some(Box::new(Self { recorder, is_kept, observers, profile, log, only_logs, watchdog: Mutex::new(None), engine })))
+        Ok(Some(Box::new(Self {
+            recorder,
+            is_kept,
+            observers,
+            profile,
+            log,
+            only_logs,
+            watchdog: Mutex::new(None),
+            engine,
+        })))
     }
 
     /// Keeps `stop`, whose drop stops the watchdog, until the engine ends.

@@ -220,7 +220,7 @@ impl Log {
         }))
     }
 
-    /// Returns the entries of all operations that had started before this call. Of operations that start meanwhile, it
+    /// Returns the entries of all operations that had ended before this call. Of those that start or run meanwhile, it
     /// returns some, but none without those before it in the order.
     ///
     /// # Errors
@@ -495,32 +495,25 @@ impl WritingEnd for Writer {
 
 impl Writer {
     #[inline]
-    fn start(
-        &self,
-        shared: &LogShared,
-        head: &StartHead<'_>,
-        accesses: impl ExactSizeIterator<Item = LoggedPlace>,
-    ) {
+    fn start(&self, shared: &LogShared, head: &StartHead<'_>, accesses: impl ExactSizeIterator<Item = LoggedPlace>) {
         self.flush(shared);
         let site = self.site(shared, head);
         log_entries::write_start(&mut self.started.borrow_mut(), head, site, accesses);
     }
 
     fn run(&self, shared: &LogShared, operator: u32, chosen: &[u64], encode: impl FnOnce(&mut Vec<u8>)) {
-        // The buffers are taken meanwhile, since the encoding is program code, which may start operations here.
-        let (mut started, mut argument) = (self.started.take(), self.made.take());
+        // The memory is taken meanwhile, since the encoding is program code. If that panics or starts an operation here,
+        // the start is written without its argument.
+        let mut argument = self.made.take();
         argument.clear();
         encode(&mut argument);
+        let mut started = self.started.borrow_mut();
         if !started.is_empty() {
             log_entries::write_run(&mut started, operator, chosen, &argument);
             self.put(shared, &started);
+            started.clear();
         }
-        started.clear();
         self.made.replace(argument);
-        // Nothing is kept here now, unless the encoding has left something.
-        if self.started.borrow().is_empty() {
-            self.started.replace(started);
-        }
     }
 
     /// Writes the start that is kept, if one is.

@@ -29,6 +29,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs,
     io::{self, Write},
+    mem::MaybeUninit,
     panic::Location,
     path::Path,
 };
@@ -66,7 +67,6 @@ const FLAGS: u8 = CLEARS | SKIPPED | IS_RUN;
 
 // ---------------------------------------------------------------------------------------------------- writing ----
 
-#[inline]
 fn write_number(bytes: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         bytes.push(number as u8 | 0x80);
@@ -80,11 +80,15 @@ fn write_bytes(bytes: &mut Vec<u8>, written: &[u8]) {
     bytes.extend_from_slice(written);
 }
 
-/// Writes the number of an operation. Its low bits are the number of a thread, and the others that of a push.
-#[inline]
-fn write_op(bytes: &mut Vec<u8>, op: u64) {
-    write_number(bytes, op & OP_THREAD);
-    write_number(bytes, op >> OP_THREAD.count_ones());
+/// Returns the parts of an operation's number: that of a thread, and that of a push.
+fn parts_of(op: OpId) -> (u64, u64) {
+    (op.0 & OP_THREAD, op.0 >> OP_THREAD.count_ones())
+}
+
+fn write_op(bytes: &mut Vec<u8>, op: OpId) {
+    let (thread, push) = parts_of(op);
+    write_number(bytes, thread);
+    write_number(bytes, push);
 }
 
 pub(super) fn write_operator(
@@ -114,6 +118,40 @@ pub(super) fn write_site(bytes: &mut Vec<u8>, name: &str, location: &Location<'_
     write_number(bytes, location.column().into());
 }
 
+/// The most bytes of a number.
+const LONGEST: usize = 10;
+
+/// Memory in which there is room for what is written next, so that each byte need not ask for it.
+struct Spare<'b> {
+    bytes: &'b mut [MaybeUninit<u8>],
+    len: usize,
+}
+
+impl Spare<'_> {
+    #[inline(always)]
+    fn number(&mut self, mut number: u64) {
+        while number >= 0x80 {
+            self.bytes[self.len].write(number as u8 | 0x80);
+            self.len += 1;
+            number >>= 7;
+        }
+        self.bytes[self.len].write(number as u8);
+        self.len += 1;
+    }
+}
+
+/// Appends the numbers that `write` writes, at most `count`.
+#[inline(always)]
+fn write_numbers(bytes: &mut Vec<u8>, count: usize, write: impl FnOnce(&mut Spare<'_>)) {
+    bytes.reserve(count * LONGEST);
+    let before = bytes.len();
+    let mut spare = Spare { bytes: bytes.spare_capacity_mut(), len: 0 };
+    write(&mut spare);
+    let len = before + spare.len;
+    // SAFETY: the bytes up to this length were written, and are within the capacity, since each was found there.
+    unsafe { bytes.set_len(len) };
+}
+
 #[inline]
 pub(super) fn write_start(
     bytes: &mut Vec<u8>,
@@ -122,35 +160,39 @@ pub(super) fn write_start(
     accesses: impl ExactSizeIterator<Item = LoggedPlace>,
 ) {
     let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
-    bytes.push(START | flag(head.clears, CLEARS) | flag(head.is_skipped, SKIPPED));
-    write_op(bytes, head.id.0);
-    write_number(bytes, site);
-    write_number(bytes, accesses.len() as u64);
-    for access in accesses {
-        write_number(bytes, access.variable << 2 | access.mode as u64);
-        write_number(bytes, access.place);
-    }
+    let tag = START | flag(head.clears, CLEARS) | flag(head.is_skipped, SKIPPED);
+    let (thread, push) = parts_of(head.id);
+    write_numbers(bytes, 5 + 2 * accesses.len(), |spare| {
+        [tag.into(), thread, push, site, accesses.len() as u64].into_iter().for_each(|number| spare.number(number));
+        for access in accesses {
+            spare.number(access.variable << 2 | access.mode as u64);
+            spare.number(access.place);
+        }
+    });
 }
 
 /// Makes the record of a start that of a run.
 #[inline]
 pub(super) fn write_run(started: &mut Vec<u8>, operator: u32, chosen: &[u64], argument: &[u8]) {
     started[0] |= IS_RUN;
-    write_number(started, operator.into());
-    write_number(started, chosen.len() as u64);
-    chosen.iter().for_each(|&variable| write_number(started, variable));
-    write_bytes(started, argument);
+    write_numbers(started, 3 + chosen.len(), |spare| {
+        spare.number(operator.into());
+        spare.number(chosen.len() as u64);
+        chosen.iter().for_each(|&variable| spare.number(variable));
+        spare.number(argument.len() as u64);
+    });
+    started.extend_from_slice(argument);
 }
 
 pub(super) fn write_inside(bytes: &mut Vec<u8>, op: OpId, parent: Option<OpId>) {
     bytes.push(INSIDE);
-    write_op(bytes, op.0);
-    write_op(bytes, parent.map_or(0, |parent| parent.0));
+    write_op(bytes, op);
+    write_op(bytes, parent.unwrap_or(OpId(0)));
 }
 
 pub(super) fn write_failure(bytes: &mut Vec<u8>, op: OpId) {
     bytes.push(FAILED);
-    write_op(bytes, op.0);
+    write_op(bytes, op);
 }
 
 pub(super) fn write_block(file: &mut impl Write, stream: u32, bytes: &[u8]) -> io::Result<()> {
@@ -348,11 +390,7 @@ impl LogEntries {
     }
 
     /// Reads records. `is_whole` is whether these are all bytes of the log.
-    pub(super) fn parse<'b>(
-        tables: &[u8],
-        streams: impl Iterator<Item = (u32, &'b [u8])>,
-        is_whole: bool,
-    ) -> Self {
+    pub(super) fn parse<'b>(tables: &[u8], streams: impl Iterator<Item = (u32, &'b [u8])>, is_whole: bool) -> Self {
         let mut read = Self { is_complete: is_whole, ..Self::default() };
         read.is_complete &= read.parse_tables(tables).is_some();
         let (mut failed, mut parents) = (Vec::new(), HashMap::new());
@@ -361,10 +399,9 @@ impl LogEntries {
         }
         let by_op: HashMap<u64, usize> = read.entries.iter().enumerate().map(|(at, entry)| (entry.op, at)).collect();
         for op in failed {
-            match by_op.get(&op) {
-                Some(&at) => read.entries[at].outcome = Outcome::Failed,
-                // A child has no entry.
-                None => {}
+            // A child has no entry.
+            if let Some(&at) = by_op.get(&op) {
+                read.entries[at].outcome = Outcome::Failed;
             }
         }
         let is_gone = read.find_roots(&by_op, parents);
@@ -414,12 +451,7 @@ impl LogEntries {
         Some(())
     }
 
-    fn parse_stream(
-        &mut self,
-        bytes: &[u8],
-        failed: &mut Vec<u64>,
-        parents: &mut HashMap<u64, u64>,
-    ) -> Option<()> {
+    fn parse_stream(&mut self, bytes: &[u8], failed: &mut Vec<u64>, parents: &mut HashMap<u64, u64>) -> Option<()> {
         let (mut bytes, mut sites) = (Bytes(bytes), Vec::new());
         while !bytes.0.is_empty() {
             match bytes.byte()? {

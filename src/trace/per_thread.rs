@@ -24,7 +24,6 @@ pub(super) trait WritingEnd: Sized + 'static {
 
 /// The ends of a thread with the numbers of their owners, each in its own allocation, so that adding or removing one
 /// moves no other.
-#[expect(clippy::vec_box)]
 pub(super) struct Ends<W: WritingEnd>(RefCell<Vec<Box<(u64, W)>>>);
 
 impl<W: WritingEnd> Ends<W> {

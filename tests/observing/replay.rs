@@ -22,12 +22,15 @@ use raddle::{
     trace::{ObservedOp, Observer, Outcome},
 };
 
+/// A variable that is read and one that is mutated.
+type Pair = (ChosenRead<f64>, ChosenWrite<f64>);
+
 /// An engine with variables and operators, the same for the log and for its replays.
 struct World {
     engine: Engine,
     cells: Vec<Var<f64>>,
     mix: Operator<With<f64>>,
-    shift: Operator<On<(ChosenRead<f64>, ChosenWrite<f64>), f64>>,
+    shift: Operator<On<Pair, f64>>,
     halve: Operator,
     risk: Operator<With<u64>>,
     reset: Operator<On<ChosenWrite<f64>, f64>>,
@@ -60,8 +63,7 @@ impl World {
         });
         let reset = engine.op("reset").operator_on(chosen::overwrite(), (), |cell: &mut f64, (), to: f64| *cell = to);
         let group = engine.group();
-        let grouped =
-            group.op("grouped").operator_with((c.write(), d.read()), |(c, d), by: f64| *c = (*c + *d) / by);
+        let grouped = group.op("grouped").operator_with((c.write(), d.read()), |(c, d), by: f64| *c = (*c + *d) / by);
         let child = a.clone();
         let family = engine.op("family").with_children().operator_with((cx(), a.write()), move |(cx, a), by: f64| {
             *a += by;
@@ -102,7 +104,11 @@ impl World {
                 12 => self.family.push(number).unwrap(),
                 13 => {
                     let run = self.mix.submit(number).unwrap();
-                    if random() % 2 == 0 { _ = run.cancel() } else { _ = run.cancel_quietly() }
+                    if random() % 2 == 0 {
+                        _ = run.cancel();
+                    } else {
+                        _ = run.cancel_quietly();
+                    }
                     run.ignore();
                 }
                 14 => self.engine.clear_error(&self.cells[cell]).unwrap(),
@@ -226,12 +232,14 @@ fn what_operations_push_is_repeated_by_their_functions_in_the_same_order() {
             let log = Log::new();
             let world = Nested::new(Engine::builder().pin(false).workers(2).log(&log));
             let races = run % 2 == 0;
-            let push = |operator: &Operator<With<f64>>| (0..3).for_each(|step| {
-                operator.push(f64::from(step * run)).unwrap();
-                if !races {
-                    settle(&world.engine);
-                }
-            });
+            let push = |operator: &Operator<With<f64>>| {
+                (0..3).for_each(|step| {
+                    operator.push(f64::from(step * run)).unwrap();
+                    if !races {
+                        settle(&world.engine);
+                    }
+                });
+            };
             thread::scope(|threads| {
                 threads.spawn(|| push(&world.direct));
                 push(&world.outer);
@@ -340,7 +348,9 @@ fn a_replay_says_what_it_lacks() {
 
 #[test]
 fn handles_contexts_and_observers_know_places() {
-    struct Places(Arc<Mutex<Vec<(String, Option<u64>, Option<u64>)>>>);
+    /// The name of each operation that has started, and its first places.
+    type Started = Vec<(String, Option<u64>, Option<u64>)>;
+    struct Places(Arc<Mutex<Started>>);
     impl Observer for Places {
         fn started(&self, op: &ObservedOp<'_>) {
             let places = op.accesses();
@@ -366,7 +376,8 @@ fn handles_contexts_and_observers_know_places() {
         let places: Vec<_> = places.into_iter().map(Option::unwrap).collect();
         assert!(places.is_sorted_by(|one, next| one < next), "{places:?}");
         let seen = lock(&seen);
-        let both: Vec<_> = seen.iter().filter(|(name, ..)| name == "both").map(|(_, a, b)| (a.unwrap(), b.unwrap())).collect();
+        let both: Vec<_> =
+            seen.iter().filter(|(name, ..)| name == "both").map(|(_, a, b)| (a.unwrap(), b.unwrap())).collect();
         assert!(both.is_sorted_by(|one, next| one.0 < next.0 && next.1 == 0), "{both:?}");
         let unlogged = Engine::builder().kind(kind).workers(1).pin(false).build().unwrap();
         let handle = unlogged.op("one").submit((cx(), unlogged.var(0).write()), |(cx, _)| cx.places().len()).unwrap();
@@ -506,6 +517,29 @@ fn a_full_disk_ends_the_log_and_is_reported() {
     engine.op("one").push((), |()| {}).unwrap();
     let error = engine.shutdown(Shutdown::Drain, None).unwrap_err();
     assert!(matches!(&error, ShutdownError::Log(path, _) if path.ends_with("full")), "{error}");
+}
+
+#[test]
+fn an_argument_that_cannot_be_encoded_fails_its_run() {
+    let make = |builder: EngineBuilder| {
+        let engine = builder.pin(false).workers(1).build().unwrap();
+        let total = engine.var(0);
+        let add = engine.op("add").operator_with(total.write(), |total, by: u32| *total += by).unwrap();
+        let add = add.logged(|by, bytes| if *by == 3 { panic!("three") } else { bytes.extend(by.to_le_bytes()) });
+        (engine, total, add)
+    };
+    let log = Log::new();
+    let (engine, total, add) = make(Engine::builder().log(&log));
+    (0..4).for_each(|by| add.push(by).unwrap());
+    assert!(engine.wait_for_var(&total).is_err());
+    engine.clear_errors();
+    let entries = log.entries().unwrap();
+    assert_eq!((entries.iter().count(), entries.left_out()), (4, 0));
+    assert_eq!(entries.iter().last().map(|entry| entry.outcome()), Some(Outcome::Failed));
+    let (again, _, add) = make(Engine::builder());
+    let mut replay = Replay::new(&again, entries);
+    replay.operator(&add, |bytes| Ok(u32::from_le_bytes(bytes.try_into()?)));
+    assert!(matches!(replay.run(), Err(ReplayError::Unlogged(_))));
 }
 
 #[test]
