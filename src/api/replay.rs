@@ -50,7 +50,7 @@ use crate::{
 pub struct Replay<'e> {
     engine: &'e Engine,
     entries: LogEntries,
-    operators: HashMap<String, Vec<Known<'e>>>,
+    operators: HashMap<String, Vec<ReplayedOperator<'e>>>,
     variables: HashMap<String, Vec<Added>>,
 }
 
@@ -58,7 +58,7 @@ pub struct Replay<'e> {
 type Added = (Token, Box<dyn Any>);
 
 /// An operator of the replay.
-struct Known<'e> {
+struct ReplayedOperator<'e> {
     /// Its own variables, in the order in which it declares them.
     tokens: Vec<Token>,
     push: Box<PushAgain<'e>>,
@@ -164,7 +164,7 @@ impl<'e> Replay<'e> {
             let argument = decode(argument).map_err(Unpushed::Argument)?;
             operator.push_again(chosen, argument, location).ok_or(Unpushed::Chosen)?.map_err(Unpushed::Push)
         };
-        let known = Known { tokens: operator.tokens().to_vec(), push: Box::new(push) };
+        let known = ReplayedOperator { tokens: operator.tokens().to_vec(), push: Box::new(push) };
         self.operators.entry(operator.name().as_str().to_owned()).or_default().push(known);
         self
     }
@@ -229,7 +229,7 @@ impl<'e> Replay<'e> {
         let location = Location::caller();
         let entries: Vec<&LogEntry> = self.entries.iter().collect();
         let variables = self.find_variables()?;
-        let plan = Plan::new(&self.entries, &entries, &variables)?;
+        let plan = ReplayPlan::new(&self.entries, &entries, &variables)?;
         // The number of items pushed, and that of those that are known to be done with all to which they have led.
         let (mut pushed, mut done) = (0, 0);
         let mut pushed_as = vec![usize::MAX; entries.len()];
@@ -260,7 +260,7 @@ impl<'e> Replay<'e> {
         &self,
         entry: &LogEntry,
         operator: u32,
-        variables: &HashMap<u64, Found<'_>>,
+        variables: &HashMap<u64, Counterpart<'_>>,
         location: &'static Location<'static>,
     ) -> Result<(), Unpushed> {
         let chosen: Option<Vec<_>> = entry.chosen.iter().map(|variable| variables.get(variable)?.handle).collect();
@@ -271,14 +271,14 @@ impl<'e> Replay<'e> {
 
     /// Clears the failure that the engine has cleared.
     #[track_caller]
-    fn clear(&self, entry: &LogEntry, variables: &HashMap<u64, Found<'_>>) -> Result<(), PushError> {
+    fn clear(&self, entry: &LogEntry, variables: &HashMap<u64, Counterpart<'_>>) -> Result<(), PushError> {
         let mut cleared = entry.accesses().iter().filter_map(|access| variables.get(&access.variable));
         cleared.try_for_each(|found| self.engine.clear_error(&found.token))
     }
 
     /// Pushes an operation in place of one that was skipped or cancelled.
     #[track_caller]
-    fn push_failing(&self, entry: &LogEntry, variables: &HashMap<u64, Found<'_>>) -> Result<(), PushError> {
+    fn push_failing(&self, entry: &LogEntry, variables: &HashMap<u64, Counterpart<'_>>) -> Result<(), PushError> {
         let of_mode = |mode: AccessMode| {
             let accesses = entry.accesses().iter().filter(move |access| access.mode == mode);
             accesses.filter_map(|access| Some(&variables.get(&access.variable)?.token))
@@ -290,8 +290,8 @@ impl<'e> Replay<'e> {
 
     /// Returns the variables of the replay that correspond to those of the log: the own variables of operators whose runs
     /// are pushed, and those that the program has added.
-    fn find_variables(&self) -> Result<HashMap<u64, Found<'_>>, ReplayError> {
-        let mut found: HashMap<u64, Found<'_>> = HashMap::new();
+    fn find_variables(&self) -> Result<HashMap<u64, Counterpart<'_>>, ReplayError> {
+        let mut found: HashMap<u64, Counterpart<'_>> = HashMap::new();
         let runs = self.entries.iter().filter(|entry| !entry.is_from_inside()).filter_map(|entry| entry.operator);
         let mut names = HashSet::new();
         for number in runs.collect::<BTreeSet<_>>() {
@@ -303,7 +303,8 @@ impl<'e> Replay<'e> {
             let is_same = known.tokens.len() == operator.variables.len();
             let mut pairs = known.tokens.iter().zip(&operator.variables);
             let mut fits = |(token, variable): (&Token, &u64)| {
-                let found = found.entry(*variable).or_insert_with(|| Found { token: token.clone(), handle: None });
+                let found =
+                    found.entry(*variable).or_insert_with(|| Counterpart { token: token.clone(), handle: None });
                 found.token == *token
             };
             if !is_same || !pairs.all(&mut fits) {
@@ -316,7 +317,7 @@ impl<'e> Replay<'e> {
         }
         for (name, known) in &self.variables {
             if let (Some(&[variable]), [(token, handle)]) = (named.get(&**name).map(Vec::as_slice), known.as_slice()) {
-                let found = found.entry(variable).or_insert_with(|| Found { token: token.clone(), handle: None });
+                let found = found.entry(variable).or_insert_with(|| Counterpart { token: token.clone(), handle: None });
                 found.handle = Some(&**handle).filter(|_| found.token == *token);
             }
         }
@@ -325,7 +326,7 @@ impl<'e> Replay<'e> {
 }
 
 /// A variable of the replay.
-struct Found<'r> {
+struct Counterpart<'r> {
     token: Token,
     /// The typed handle, if the program has added the variable.
     handle: Option<&'r dyn Any>,
@@ -337,7 +338,7 @@ fn described(entry: &LogEntry) -> String {
 }
 
 /// In which order the operations of a log are pushed again.
-struct Plan {
+struct ReplayPlan {
     /// What is known of each entry from outside that is pushed; what others have here means nothing.
     items: Vec<Item>,
     /// The entries that are pushed.
@@ -371,11 +372,11 @@ impl ItemAccess<'_> {
     }
 }
 
-impl Plan {
+impl ReplayPlan {
     fn new<'l>(
         log: &'l LogEntries,
         entries: &[&'l LogEntry],
-        variables: &HashMap<u64, Found<'_>>,
+        variables: &HashMap<u64, Counterpart<'_>>,
     ) -> Result<Self, ReplayError> {
         let mut plan = Self { items: vec![Item::default(); entries.len()], order: Vec::new() };
         let root_of = |at: usize| match entries[at].root() {

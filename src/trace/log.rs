@@ -108,7 +108,7 @@ struct LogShared {
     process: ProcessMark,
     /// The number of streams so far.
     streams: AtomicU32,
-    arrivals: Arrivals<Ring>,
+    arrivals: Arrivals<LogRing>,
     /// The bytes of the rings that have not been read to their ends.
     unread: AtomicUsize,
     /// Whether an engine has the log.
@@ -134,14 +134,14 @@ struct LogFile {
 
 #[derive(Default)]
 struct LogState {
-    rings: Vec<Ring>,
+    rings: Vec<LogRing>,
     /// What was collected, by stream, unless it goes to a file.
     collected: BTreeMap<u32, Vec<u8>>,
     tables: Vec<u8>,
 }
 
 /// The reading end of a ring.
-struct Ring {
+struct LogRing {
     stream: u32,
     bytes: Consumer<u8>,
 }
@@ -328,7 +328,7 @@ impl Log {
     }
 
     #[inline(always)]
-    fn with_writer<R>(&self, f: impl FnOnce(&Writer) -> R) -> Option<R> {
+    fn with_writer<R>(&self, f: impl FnOnce(&LogWriter) -> R) -> Option<R> {
         // SAFETY: (1): the log's rings are dropped with it, except those that their threads have left.
         unsafe { per_thread::with(self.0.number, || self.0.new_writer(), f) }
     }
@@ -354,7 +354,7 @@ pub(crate) struct LoggedPlace {
 
 impl LogShared {
     /// Passes to `sink` what each ring has, which is a whole number of records.
-    fn collect(&self, rings: &mut Vec<Ring>, mut sink: impl FnMut(u32, &[u8])) {
+    fn collect(&self, rings: &mut Vec<LogRing>, mut sink: impl FnMut(u32, &[u8])) {
         // A ring arrives after the one before it in its stream was written to its end.
         rings.extend(self.arrivals.take());
         rings.retain_mut(|ring| {
@@ -408,11 +408,11 @@ impl LogShared {
     /// Makes the calling thread's writing end.
     #[cold]
     #[inline(never)]
-    fn new_writer(&self) -> Writer {
+    fn new_writer(&self) -> LogWriter {
         // Relaxed: the numbers need only be distinct.
         let stream = self.streams.fetch_add(1, Relaxed);
         let sites = std::iter::repeat_with(|| (0, 0, 0)).take(SITES).collect();
-        Writer {
+        LogWriter {
             stream,
             ring: RefCell::new(self.new_ring(stream, 0)),
             started: RefCell::default(),
@@ -438,7 +438,7 @@ impl LogShared {
             }
         }
         let (producer, consumer) = RingBuffer::new(capacity);
-        self.arrivals.add(Ring { stream, bytes: consumer });
+        self.arrivals.add(LogRing { stream, bytes: consumer });
         Some(producer)
     }
 }
@@ -457,7 +457,7 @@ impl Write for Unsignalled {
 }
 
 /// A thread's writing end.
-struct Writer {
+struct LogWriter {
     stream: u32,
     /// The ring, or `None` once the log has ended.
     ring: RefCell<Option<Producer<u8>>>,
@@ -471,11 +471,11 @@ struct Writer {
 }
 
 thread_local! {
-    static WRITERS: Ends<Writer> = const { Ends::new() };
-    static NEAREST: Nearest<Writer> = const { per_thread::no_nearest() };
+    static WRITERS: Ends<LogWriter> = const { Ends::new() };
+    static NEAREST: Nearest<LogWriter> = const { per_thread::no_nearest() };
 }
 
-impl WritingEnd for Writer {
+impl WritingEnd for LogWriter {
     fn ends() -> &'static LocalKey<Ends<Self>> {
         &WRITERS
     }
@@ -493,7 +493,7 @@ impl WritingEnd for Writer {
     fn retire(self) {}
 }
 
-impl Writer {
+impl LogWriter {
     #[inline]
     fn start(&self, shared: &LogShared, head: &StartHead<'_>, accesses: impl ExactSizeIterator<Item = LoggedPlace>) {
         self.flush(shared);
