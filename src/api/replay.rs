@@ -183,14 +183,14 @@ impl<'e> Replay<'e> {
     /// let log = Log::new();
     /// let engine = Engine::builder().workers(1).log(&log).build()?;
     /// let on = accounts(&engine);
-    /// let add = engine.op("add").operator_on(chosen::write(), (), |account, (), amount| *account += amount)?;
+    /// let add = engine.op("add").operator_on(chosen::write::<i64>(), (), |to, (), by: i64| *to += by)?;
     /// let add = add.logged(|amount: &i64, bytes| bytes.extend(amount.to_le_bytes()));
     /// add.push_on(&on[1], 7)?;
     /// engine.wait_for_all()?;
     ///
     /// let again = Engine::builder().workers(1).build()?;
     /// let on = accounts(&again);
-    /// let add = again.op("add").operator_on(chosen::write(), (), |account, (), amount| *account += amount)?;
+    /// let add = again.op("add").operator_on(chosen::write::<i64>(), (), |to, (), by: i64| *to += by)?;
     /// let mut replay = Replay::new(&again, log.entries()?);
     /// on.iter().for_each(|account| _ = replay.variable(account));
     /// replay.operator(&add, |bytes| Ok(i64::from_le_bytes(bytes.try_into()?)));
