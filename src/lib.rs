@@ -50,7 +50,7 @@
 //! [values in device memory](gpu::DeviceVec). The guide has a [chapter](guide::gpus) on GPUs.
 //!
 //! The names that most programs use are at the root. The others are in modules: [`trace`] for seeing what an engine
-//! does, [`gpu`] for devices, [`error`] for the parts of errors, [`access`] for the types of declarations, and
+//! does, [`replay`] for doing it again, [`gpu`] for devices, [`error`] for the parts of errors, [`access`] for the types of declarations, and
 //! [`system`] for the machine.
 
 #[cfg(not(target_has_atomic = "64"))]
@@ -148,6 +148,21 @@ pub mod chosen {
     };
 }
 
+/// The order of pushes as data: logs of what an engine runs, and replays of them.
+///
+/// A [`Log`](replay::Log) records the runs of operators with their arguments and their places in the one order of pushes,
+/// in memory or in a file. A [`Replay`](replay::Replay) pushes them again, in the same order, on an engine of any kind.
+/// The [guide](crate::guide::replay) has a chapter on replays.
+pub mod replay {
+    pub use crate::{
+        api::replay::{Replay, ReplayError},
+        trace::{
+            log::Log,
+            log_entries::{LogEntries, LogEntry, LoggedAccess},
+        },
+    };
+}
+
 /// Items used by the expansion of `#[derive(Accesses)]`. Programs must not use them directly.
 #[cfg(feature = "derive")]
 #[doc(hidden)]
@@ -195,6 +210,8 @@ pub mod guide {
     pub mod seeing {}
     #[doc = include_str!("guide/hangs.md")]
     pub mod hangs {}
+    #[doc = include_str!("guide/replay.md")]
+    pub mod replay {}
     #[doc = include_str!("guide/slow.md")]
     pub mod slow {}
     #[doc = include_str!("guide/promises.md")]

@@ -33,7 +33,7 @@ use crate::{
         shuffler::Shuffler,
         thread_pool::{LaneSpec, ThreadPool},
     },
-    trace::{observer::Observer, recorder::Recorder, watchdog::Watchdog},
+    trace::{log::Log, observer::Observer, recorder::Recorder, watchdog::Watchdog},
     values::kind::EngineKind,
 };
 
@@ -124,6 +124,7 @@ pub struct EngineBuilder {
     jobs: Option<usize>,
     gpus: Vec<GpuDriver>,
     recorder: Option<Recorder>,
+    log: Option<Log>,
     profile: Option<PathBuf>,
     watchdog: Option<Watchdog>,
     shuffle: Option<u64>,
@@ -448,6 +449,14 @@ impl EngineBuilder {
         self
     }
 
+    /// Logs the operations that the engine runs, with their places in the order of pushes, so that a
+    /// [`Replay`](crate::replay::Replay) can push them again. See [`Log`] for an example, and the
+    /// [guide](crate::guide::replay) for what is logged and what it costs. Only the last call takes effect.
+    pub fn log(mut self, log: &Log) -> Self {
+        self.log = Some(log.clone());
+        self
+    }
+
     /// Sets a watchdog, which watches the engine and reports what takes too long. See [`Watchdog`] for an example. A
     /// watched engine records a number and the push time of each operation, so a push reads the clock. Only the last
     /// call takes effect.
@@ -540,7 +549,8 @@ impl EngineBuilder {
     /// # Errors
     /// Returns an error if a number of workers is 0 or too high, if the sizes of stacks do not fit, if there are too
     /// many GPUs, if the value of `RADDLE_ENGINE` is not the name of an engine kind, if the value of `RADDLE_SHUFFLE`
-    /// is not a number, if the recorder was made before this process was forked, if a profile cannot be written, or if
+    /// is not a number, if the recorder was made before this process was forked, if another engine has the log, if a
+    /// profile cannot be written, or if
     /// a thread cannot be started.
     pub fn build(self) -> Result<Engine, BuildError> {
         if !self.quiet {
@@ -611,11 +621,18 @@ impl EngineBuilder {
             self.recorder,
             self.observers.0,
             profile.as_deref().map(|path| (path, is_asked_for)),
+            self.log.clone(),
             self.watchdog.is_some() || shuffler.is_some(),
             threads.engine(),
             |name, main| threads.spawn_aside(name, main),
         )
         .map_err(|error| BuildError::Profile(profile.unwrap_or_default(), error))?;
+        if let Some(log) = self.log {
+            let has_begun = log.begin(|name, main| threads.spawn_aside(name, main)).map_err(BuildError::Thread)?;
+            if !has_begun {
+                return Err(BuildError::LogInUse);
+            }
+        }
         let (gpus, shards) = ((gpus, gpu::serve as ServeLane), (2 * workers + 2).min(64));
         let core = Arc::new(Core::new(kind, threads, gpus, shards, (limit, bound), recording, shuffler));
         pool::prepare();

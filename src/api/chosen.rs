@@ -1,6 +1,6 @@
 //! The variables that a program chooses at each push of an operator.
 
-use std::{convert::Infallible, fmt, marker::PhantomData};
+use std::{any::Any, convert::Infallible, fmt, marker::PhantomData};
 
 use crate::{
     api::{
@@ -35,6 +35,10 @@ pub trait Chosen: private::SealedChosen {
     type Captured: Send + Sync + 'static;
     #[doc(hidden)]
     fn accesses<'v>(&self, variables: Self::Variables<'v>) -> Self::Accesses<'v>;
+    /// Returns what a push names, made of the next variables that `next` returns, each a [`Var`] or a [`Token`]. Returns
+    /// `None` if their types do not fit or if there are too few.
+    #[doc(hidden)]
+    fn find<'v>(next: &mut dyn FnMut() -> Option<&'v dyn Any>) -> Option<Self::Variables<'v>>;
 }
 
 mod private {
@@ -210,6 +214,10 @@ impl<T: Send + Sync + 'static> Chosen for ChosenRead<T> {
     type Accesses<'v> = var::Read<'v, T>;
     type Captured = accesses::Captured<T>;
 
+    fn find<'v>(next: &mut dyn FnMut() -> Option<&'v dyn Any>) -> Option<&'v Var<T>> {
+        next()?.downcast_ref()
+    }
+
     #[inline(always)]
     fn accesses<'v>(&self, variable: Self::Variables<'v>) -> Self::Accesses<'v> {
         variable.read()
@@ -221,6 +229,10 @@ impl<T: Send + 'static> Chosen for ChosenWrite<T> {
     type Variables<'v> = &'v Var<T>;
     type Accesses<'v> = var::Write<'v, T>;
     type Captured = accesses::Captured<T>;
+
+    fn find<'v>(next: &mut dyn FnMut() -> Option<&'v dyn Any>) -> Option<&'v Var<T>> {
+        next()?.downcast_ref()
+    }
 
     #[inline(always)]
     fn accesses<'v>(&self, variable: Self::Variables<'v>) -> Self::Accesses<'v> {
@@ -234,6 +246,10 @@ impl Chosen for ChosenToken {
     type Accesses<'v> = TokenAccess<'v>;
     type Captured = ();
 
+    fn find<'v>(next: &mut dyn FnMut() -> Option<&'v dyn Any>) -> Option<&'v Token> {
+        next()?.downcast_ref()
+    }
+
     #[inline(always)]
     fn accesses<'v>(&self, token: Self::Variables<'v>) -> Self::Accesses<'v> {
         TokenAccess(token, self.0)
@@ -245,6 +261,11 @@ impl<C: Chosen, const N: usize> Chosen for [C; N] {
     type Variables<'v> = [C::Variables<'v>; N];
     type Accesses<'v> = [C::Accesses<'v>; N];
     type Captured = [C::Captured; N];
+
+    fn find<'v>(next: &mut dyn FnMut() -> Option<&'v dyn Any>) -> Option<Self::Variables<'v>> {
+        let found: Option<Vec<_>> = (0..N).map(|_| C::find(next)).collect();
+        found?.try_into().ok()
+    }
 
     #[inline(always)]
     fn accesses<'v>(&self, variables: Self::Variables<'v>) -> Self::Accesses<'v> {
@@ -263,6 +284,10 @@ macro_rules! tuples {
             type Variables<'v> = ($($name::Variables<'v>,)*);
             type Accesses<'v> = ($($name::Accesses<'v>,)*);
             type Captured = ($($name::Captured,)*);
+
+            fn find<'v>(next: &mut dyn FnMut() -> Option<&'v dyn Any>) -> Option<Self::Variables<'v>> {
+                Some(($($name::find(next)?,)*))
+            }
 
             #[inline(always)]
             fn accesses<'v>(&self, variables: Self::Variables<'v>) -> Self::Accesses<'v> {

@@ -834,6 +834,7 @@ impl Engine {
     ///   the caller), or no thread could take over the caller's worker. The shutdown continues in the background.
     /// * [`ShutdownError::Forked`]: this is a forked child of the process that built the engine.
     /// * [`ShutdownError::Profile`]: the engine has ended, but its profile could not be written.
+    /// * [`ShutdownError::Log`]: the engine has ended, but the file of its log could not be written.
     pub fn shutdown(&self, how: Shutdown, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         shutdown::begin(self.core(), how == Shutdown::Cancel);
         shutdown::finish(self.core(), deadline(timeout))

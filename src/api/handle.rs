@@ -19,6 +19,7 @@ use crate::{
         waits::Begun,
     },
     sync::process::ProcessMark,
+    trace::observer::ObservedAccess,
     wait,
 };
 
@@ -187,6 +188,29 @@ impl<R> OpHandle<R> {
 }
 
 impl<R> OpHandle<R> {
+    /// Returns the operation's accesses with their [places](ObservedAccess::place) in the one order of pushes, once the
+    /// operation has started. Returns `None` before, if the operation does not start because it is skipped or cancelled,
+    /// if it has no accesses, and if the engine has no [log](crate::EngineBuilder::log).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, replay::Log};
+    ///
+    /// let engine = Engine::builder().workers(1).log(&Log::new()).build()?;
+    /// let total = engine.var(0);
+    /// engine.op("first").push(total.write(), |total| *total += 1)?;
+    /// let mut second = engine.op("second").submit(total.write(), |total| *total += 1)?;
+    /// engine.wait_for_all()?;
+    /// assert_eq!(second.places().map(|places| places[0].place), Some(Some(1)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn places(&self) -> Option<Vec<ObservedAccess>> {
+        self.core.live().ok()?;
+        on_waiter!(&self.waiter, waiter => waiter.oneshot().beside().places())
+    }
+
     /// Cancels the operation if it has not started. Returns whether this call cancelled it. At most one call returns
     /// `true`.
     ///

@@ -18,6 +18,7 @@ pub(crate) mod op_context;
 pub(crate) mod operator;
 pub(crate) mod panic_hook;
 pub(crate) mod published;
+pub(crate) mod replay;
 pub(crate) mod resource;
 pub(crate) mod scope;
 pub(crate) mod scoped_var;

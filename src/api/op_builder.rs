@@ -1607,6 +1607,7 @@ impl<'e> OpBuilder<'e> {
             self.owned.spec.flags & flag::KEPT != 0 || Route::of(self.property, core.kind()).priority.is_some();
         self.finish(accesses, flags)?;
         let location = self.site(Location::caller());
+        let declared = self.owned.entries.clone();
         let entries = match push::check_and_sort(core, &mut self.owned.entries, &self.owned.spec.name, location) {
             Ok(entries) => entries.into(),
             Err(error) => {
@@ -1624,7 +1625,7 @@ impl<'e> OpBuilder<'e> {
         }
         let limits = (self.group.cloned(), self.deadline, Needs::from(self.owned.uses()));
         let spec = mem::replace(&mut *self.owned.spec, Spec::new(Name::EMPTY));
-        Ok(Operator::new(Arc::clone(core), spec, entries, state, function, fixed_priority, limits))
+        Ok(Operator::new(Arc::clone(core), spec, (&declared, entries), state, function, fixed_priority, limits))
     }
 
     fn enqueue_future<A, F, Fut>(

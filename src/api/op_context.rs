@@ -8,7 +8,9 @@ use crate::{
     error::push_error::PushError,
     group::family::Family,
     notify::stop_signal::Signals,
+    observe::record,
     op::frame::{Call, Frame},
+    trace::ObservedAccess,
     values::device::Device,
 };
 
@@ -107,6 +109,25 @@ impl<'a> OpContext<'a> {
     #[must_use]
     pub fn worker(&self) -> Option<usize> {
         worker_thread::worker_index()
+    }
+
+    /// Returns the operation's accesses with their [places](ObservedAccess::place) in the one order of pushes. The list
+    /// is empty if the engine has no [log](crate::EngineBuilder::log).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, cx, replay::Log};
+    ///
+    /// let engine = Engine::builder().workers(1).log(&Log::new()).build()?;
+    /// let total = engine.var(0);
+    /// let add = || engine.op("add").submit((cx(), total.write()), |(cx, _)| cx.places()[0].place);
+    /// assert_eq!((add()?.wait()?, add()?.wait()?), (Some(0), Some(1)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn places(&self) -> Vec<ObservedAccess> {
+        self.frame.op().map_or_else(Vec::new, |op| record::places_of(self.frame.engine(), op))
     }
 
     /// Returns whether the operation should stop, because it was cancelled through its handle after it had started, its

@@ -11,9 +11,18 @@
 //! | of another operator, whose variables are all chosen at each push | uncounted | once all operations that were then pending have been counted out, since no queue has all runs |
 
 use std::{
-    fmt, future::Future, marker::PhantomData, mem::ManuallyDrop, panic::Location, ptr::NonNull, sync::Arc,
+    any::Any,
+    fmt,
+    future::Future,
+    marker::PhantomData,
+    mem::ManuallyDrop,
+    panic::Location,
+    ptr::NonNull,
+    sync::{Arc, OnceLock},
     time::Instant,
 };
+
+use smallvec::SmallVec;
 
 use crate::{
     api::{
@@ -46,12 +55,17 @@ use crate::{
         units::Needs,
     },
     tracker::Mode,
+    values::Name,
     wait,
 };
 
 pub(super) mod sealed {
+    use std::{any::Any, panic::Location};
+
+    use crate::error::push_error::PushError;
+
     /// What each push passes to the function of an operator.
-    pub trait Parameters: 'static {
+    pub trait Parameters: Sized + 'static {
         /// The pointers to the chosen variables, and the argument.
         type Given: Send + 'static;
         /// What its pushes use: how the variables that are chosen at each push are used, or the values of the runs that
@@ -63,6 +77,22 @@ pub(super) mod sealed {
         fn needs_no_room(_state: &Self::State) -> bool {
             false
         }
+        /// The argument.
+        type Argument: Send + 'static;
+        /// Called when a logged run has started: from now on, the argument is the one that its function receives.
+        fn start(given: Self::Given) -> Self::Given {
+            given
+        }
+        /// Returns the argument of a run that has [started](Self::start).
+        fn argument(given: &Self::Given) -> &Self::Argument;
+        /// Pushes a run on these chosen variables, each a [`Var`](crate::Var) or a [`Token`](crate::Token), whose types
+        /// must be those that the operator declares.
+        fn push_again(
+            operator: &super::Operator<Self>,
+            chosen: &[&dyn Any],
+            argument: Self::Argument,
+            location: &'static Location<'static>,
+        ) -> Option<Result<(), PushError>>;
     }
 }
 
@@ -78,6 +108,20 @@ impl sealed::Parameters for () {
     type Given = ();
     type State = ();
     const CHOSEN: Option<usize> = Some(0);
+    type Argument = ();
+
+    fn argument((): &()) -> &() {
+        &()
+    }
+
+    fn push_again(
+        operator: &Operator,
+        _: &[&dyn Any],
+        (): (),
+        location: &'static Location<'static>,
+    ) -> Option<Result<(), PushError>> {
+        Some(operator.push_run::<false>((), operator.inner().spec.priority, location))
+    }
 }
 
 /// The [`Parameters`] of an operator whose function takes an argument of type `T`.
@@ -88,6 +132,20 @@ impl<T: Send + 'static> sealed::Parameters for With<T> {
     type Given = T;
     type State = ();
     const CHOSEN: Option<usize> = Some(0);
+    type Argument = T;
+
+    fn argument(given: &T) -> &T {
+        given
+    }
+
+    fn push_again(
+        operator: &Operator<Self>,
+        _: &[&dyn Any],
+        argument: T,
+        location: &'static Location<'static>,
+    ) -> Option<Result<(), PushError>> {
+        Some(operator.push_run::<false>(argument, operator.inner().spec.priority, location))
+    }
 }
 
 /// The [`Parameters`] of a [conflating](crate::OpBuilder::operator_newest) operator, whose function takes an argument of
@@ -105,6 +163,30 @@ impl<T: Send + 'static> sealed::Parameters for Newest<T> {
             Values::Here(values) => values.would_replace(),
             Values::Boxed(values) => values.would_replace(),
         }
+    }
+
+    type Argument = T;
+
+    fn start(given: NewestValue<T>) -> NewestValue<T> {
+        NewestValue::Taken(Box::new(given.take()))
+    }
+
+    fn argument(given: &NewestValue<T>) -> &T {
+        match given {
+            NewestValue::Taken(value) => value,
+            _ => unreachable!("the run has started"),
+        }
+    }
+
+    fn push_again(
+        operator: &Operator<Self>,
+        _: &[&dyn Any],
+        argument: T,
+        location: &'static Location<'static>,
+    ) -> Option<Result<(), PushError>> {
+        // The argument of a replayed run is that which it received, and is not replaced.
+        let given = NewestValue::Taken(Box::new(argument));
+        Some(operator.push_run::<false>(given, operator.inner().spec.priority, location))
     }
 }
 
@@ -130,6 +212,8 @@ impl<T> Values<T> {
 pub enum NewestValue<T> {
     Here(RunValue<T>),
     Boxed(RunValue<Box<T>>),
+    /// A value that no push replaces.
+    Taken(Box<T>),
 }
 
 impl<T> NewestValue<T> {
@@ -137,6 +221,7 @@ impl<T> NewestValue<T> {
         match self {
             Self::Here(value) => value.take(),
             Self::Boxed(value) => *value.take(),
+            Self::Taken(value) => *value,
         }
     }
 }
@@ -150,6 +235,22 @@ impl<C: Chosen, T: Send + 'static> sealed::Parameters for On<C, T> {
     type Given = (C::Captured, T);
     type State = C;
     const CHOSEN: Option<usize> = <C::Accesses<'static> as ScopedAccesses>::COUNT;
+    type Argument = T;
+
+    fn argument((_, argument): &Self::Given) -> &T {
+        argument
+    }
+
+    fn push_again(
+        operator: &Operator<Self>,
+        chosen: &[&dyn Any],
+        argument: T,
+        location: &'static Location<'static>,
+    ) -> Option<Result<(), PushError>> {
+        let mut chosen = chosen.iter().copied();
+        let variables = C::find(&mut || chosen.next()).filter(|_| chosen.next().is_none())?;
+        Some(operator.push_run_on::<false>(variables, argument, operator.inner().spec.priority, location))
+    }
 }
 
 /// The function of an operator.
@@ -163,12 +264,45 @@ struct Inner<P: Parameters> {
     state: P::State,
     function: OperatorFunction<P::Given>,
     /// The name, if runs may be pushed by `push::push_short`: the operator is synchronous, has between one access and
-    /// [`MOST_SHORT`], and has no property but the name, which owns no memory.
+    /// [`MOST_SHORT`], and has no property but the name, which owns no memory. `None` if runs may be logged.
     bare_name: Option<&'static str>,
+    /// [`bare_name`](Self::bare_name), also if runs may be logged.
+    short_name: Option<&'static str>,
     /// Whether the priority is fixed, because the property determines it or because the operator is a clean-up.
     fixed_priority: bool,
     /// The group and deadline of each run, and the units that it uses. Used only with `flag::LIMITED`.
     limits: (Option<Arc<GroupCore>>, Option<Instant>, Needs),
+    /// How runs are logged, once the program has said it, if the engine has a log.
+    logged: Option<OnceLock<LoggedAs<P::Argument>>>,
+}
+
+/// How the runs of an operator are logged.
+struct LoggedAs<T> {
+    /// The number of the operator in the log.
+    number: u32,
+    encode: Encode<T>,
+}
+
+/// Appends an argument as bytes.
+type Encode<T> = Box<dyn Fn(&T, &mut Vec<u8>) + Send + Sync>;
+
+/// The numbers of a run's chosen variables in a log, in the order in which they were chosen.
+type ChosenIds = SmallVec<[u64; 2]>;
+
+impl<P: Parameters> Inner<P> {
+    fn logged(&self) -> Option<&LoggedAs<P::Argument>> {
+        self.logged.as_ref()?.get()
+    }
+
+    /// Calls the function and, if runs are logged, logs this one first. The operation has started.
+    fn call_logged(&self, call: &Call<'_>, chosen: &[u64], given: P::Given) -> Result<(), Cause> {
+        if let (Some(logged), Some(log)) = (self.logged(), self.core.log()) {
+            let given = P::start(given);
+            log.run(logged.number, chosen, |bytes| (logged.encode)(P::argument(&given), bytes));
+            return self.call(call, given);
+        }
+        self.call(call, given)
+    }
 }
 
 // SAFETY: the `Owner`'s tokens keep alive the cells that `entries` points to, and a cell is `Sync`. The state and the
@@ -716,8 +850,8 @@ impl<C: Chosen, T: Send + 'static> Operator<On<C, T>> {
         let accesses = inner.state.accesses(variables);
         let given = (accesses.capture(), argument);
         let Some(name) = inner.bare_name.filter(|_| priority == 0 && !ADMITTED) else {
-            return self.with_entries(&accesses, given, location, |given, entries| {
-                self.enqueue_run::<ADMITTED>(given, entries, priority, location)
+            return self.with_entries(&accesses, given, location, |given, entries, chosen| {
+                self.enqueue_run::<ADMITTED>(given, entries, chosen, priority, location)
             });
         };
         let run = Uncounted(self.0.inner);
@@ -739,8 +873,8 @@ impl<C: Chosen, T: Send + 'static> Operator<On<C, T>> {
     ) -> Result<OpHandle<()>, PushError> {
         let accesses = self.inner().state.accesses(variables);
         let given = (accesses.capture(), argument);
-        self.with_entries(&accesses, given, location, |given, entries| {
-            self.enqueue_handled::<ADMITTED>(given, entries, location)
+        self.with_entries(&accesses, given, location, |given, entries, chosen| {
+            self.enqueue_handled::<ADMITTED>(given, entries, chosen, location)
         })
     }
 
@@ -757,12 +891,18 @@ impl<C: Chosen, T: Send + 'static> Operator<On<C, T>> {
         accesses: &C::Accesses<'_>,
         given: <On<C, T> as sealed::Parameters>::Given,
         location: &'static Location<'static>,
-        push: impl FnOnce(<On<C, T> as sealed::Parameters>::Given, &[Entry]) -> Result<R, PushError>,
+        push: impl FnOnce(<On<C, T> as sealed::Parameters>::Given, &[Entry], ChosenIds) -> Result<R, PushError>,
     ) -> Result<R, PushError> {
         let inner = self.inner();
         let mut entries = self.all_entries(accesses);
+        let mut chosen = ChosenIds::new();
+        if inner.logged().is_some() {
+            // SAFETY: the caller has handles to the chosen variables.
+            chosen
+                .extend(entries[inner.entries.len()..].iter().map(|entry| unsafe { entry.cell.as_ref() }.queue().id()));
+        }
         match push::check_and_sort(&inner.core, &mut entries, &inner.spec.name, location) {
-            Ok(entries) => push(given, entries),
+            Ok(entries) => push(given, entries, chosen),
             Err(error) => {
                 // Dropped here, for the reason given in `Core::create`.
                 drop(given);
@@ -773,30 +913,96 @@ impl<C: Chosen, T: Send + 'static> Operator<On<C, T>> {
 }
 
 impl<P: Parameters> Operator<P> {
-    /// Creates the handle. `entries` must be sorted and distinct. The caller must have handles to their variables,
-    /// which must belong to `core`.
+    /// Creates the handle. `entries` must be sorted and distinct, and `declared` must be the same before it was sorted. The
+    /// caller must have handles to their variables, which must belong to `core`.
     pub(crate) fn new(
         core: Arc<Core>,
         spec: Spec,
-        entries: Box<[Entry]>,
+        (declared, entries): (&[Entry], Box<[Entry]>),
         state: P::State,
         function: OperatorFunction<P::Given>,
         fixed_priority: bool,
         limits: (Option<Arc<GroupCore>>, Option<Instant>, Needs),
     ) -> Self {
-        let tokens = entries
+        let tokens = declared
             .iter()
             // SAFETY: the caller has a handle to each variable.
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
+        let logged = core.log().map(|_| OnceLock::new());
         let is_short = P::CHOSEN.is_some_and(|chosen| (1..=MOST_SHORT).contains(&(entries.len() + chosen)));
-        let bare_name = if is_short && spec.is_bare() { spec.name.as_static() } else { None };
-        let inner = Box::new(Inner { core, spec, entries, state, function, bare_name, fixed_priority, limits });
+        let short_name = if is_short && spec.is_bare() { spec.name.as_static() } else { None };
+        let bare_name = short_name.filter(|_| logged.is_none());
+        let inner = Box::new(Inner {
+            core,
+            spec,
+            entries,
+            state,
+            function,
+            bare_name,
+            short_name,
+            fixed_priority,
+            limits,
+            logged,
+        });
         Self(Arc::new(Owner { inner: NonNull::from(Box::leak(inner)), tokens }))
     }
 
     fn inner(&self) -> &Inner<P> {
         self.0.get()
+    }
+
+    /// Returns the operator's name.
+    pub(super) fn name(&self) -> &Name {
+        &self.inner().spec.name
+    }
+
+    /// Returns the operator's own variables, in the order in which it declares them.
+    pub(super) fn tokens(&self) -> &[Token] {
+        &self.0.tokens
+    }
+
+    /// Makes the engine's [log](crate::EngineBuilder::log) keep the argument of each run, as the bytes that `encode`
+    /// appends, so that a [`Replay`](crate::replay::Replay) can push the run again. The replay finds the operator by its
+    /// name, so no two logged operators of an engine should have the same. For an operator without an argument, `encode`
+    /// appends nothing. On an engine without a log, and in a second call, this does nothing.
+    ///
+    /// `encode` is called on the thread that runs the operation, just before its function, so it should be quick and must
+    /// not wait. If it panics, the operation fails, and cannot be replayed. Runs that are skipped or cancelled are logged without their arguments.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, replay::Log};
+    ///
+    /// let log = Log::new();
+    /// let engine = Engine::builder().workers(1).log(&log).build()?;
+    /// let words = engine.var(Vec::new());
+    /// let add = engine.op("add").operator_with(words.write(), |words, word: String| words.push(word))?;
+    /// let add = add.logged(|word, bytes| bytes.extend_from_slice(word.as_bytes()));
+    /// add.push("warp".to_owned())?;
+    /// engine.wait_for_all()?;
+    /// assert_eq!(log.entries()?.iter().next().map(|entry| entry.argument()), Some(&b"warp"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn logged(self, encode: impl Fn(&P::Argument, &mut Vec<u8>) + Send + Sync + 'static) -> Self {
+        if let (Some(logged), Some(log)) = (&self.inner().logged, self.inner().core.log()) {
+            logged.get_or_init(|| {
+                let variables = self.tokens().iter().map(|token| token.cell().queue().id());
+                LoggedAs { number: log.add_operator(self.name(), variables), encode: Box::new(encode) }
+            });
+        }
+        self
+    }
+
+    /// Pushes a run again, on these chosen variables. Returns `None` if they do not fit.
+    pub(super) fn push_again(
+        &self,
+        chosen: &[&dyn Any],
+        argument: P::Argument,
+        location: &'static Location<'static>,
+    ) -> Option<Result<(), PushError>> {
+        P::push_again(self, chosen, argument, location)
     }
 
     /// Returns an error immediately if the [limit](crate::EngineBuilder::max_pending) of the engine or of the
@@ -875,7 +1081,7 @@ impl<P: Parameters> Operator<P> {
         let inner = self.inner();
         let Some(name) = inner.bare_name.filter(|_| priority == 0 && !ADMITTED) else {
             return match self.check(location) {
-                Ok(()) => self.enqueue_run::<ADMITTED>(given, &inner.entries, priority, location),
+                Ok(()) => self.enqueue_run::<ADMITTED>(given, &inner.entries, ChosenIds::new(), priority, location),
                 Err(error) => {
                     // Dropped here, for the reason given in `Core::create`.
                     drop(given);
@@ -897,7 +1103,7 @@ impl<P: Parameters> Operator<P> {
         location: &'static Location<'static>,
     ) -> Result<OpHandle<()>, PushError> {
         match self.check(location) {
-            Ok(()) => self.enqueue_handled::<ADMITTED>(given, &self.inner().entries, location),
+            Ok(()) => self.enqueue_handled::<ADMITTED>(given, &self.inner().entries, ChosenIds::new(), location),
             Err(error) => {
                 // Dropped here, for the reason given in `Core::create`.
                 drop(given);
@@ -922,19 +1128,28 @@ impl<P: Parameters> Operator<P> {
         Ok(())
     }
 
-    /// Enqueues a run with these entries, which have been checked and sorted.
+    /// Enqueues a run with these entries, which have been checked and sorted. `chosen` has the chosen variables if runs are
+    /// logged.
     #[inline]
     fn enqueue_run<const ADMITTED: bool>(
         &self,
         given: P::Given,
         entries: &[Entry],
+        chosen: ChosenIds,
         priority: i32,
         location: &'static Location<'static>,
     ) -> Result<(), PushError> {
         let inner = self.inner();
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
-        // There are two kinds of jobs, since a job that owns nothing costs less to push and run.
+        // There are several kinds of jobs, since a job that owns nothing costs less to push and run.
         kept_boxed_if_large!(P::Given, given => match self.own() {
+            own if inner.logged().is_some() => {
+                let job = without_sink(move |call: &Call<'_>| own.get().call_logged(call, &chosen, given()));
+                if let Some(name) = inner.short_name.filter(|_| priority == 0 && !ADMITTED) {
+                    return push::push_short::<true, _>(&inner.core, name, location, entries, job);
+                }
+                self.enqueue::<ADMITTED>(entries, priority, location, ErasedJob::new(job))
+            }
             OperatorRef::Uncounted(run) => {
                 let job = without_sink(move |call: &Call<'_>| run.get().call(call, given()));
                 self.enqueue::<ADMITTED>(entries, priority, location, ErasedJob::new(job))
@@ -951,13 +1166,14 @@ impl<P: Parameters> Operator<P> {
         &self,
         given: P::Given,
         entries: &[Entry],
+        chosen: ChosenIds,
         location: &'static Location<'static>,
     ) -> Result<OpHandle<()>, PushError> {
         let own = self.own();
         let inner = self.inner();
         let is_async = inner.spec.flags & flag::ASYNC != 0;
         kept_boxed_if_large!(P::Given, given => {
-            let f = move |call: &Call<'_>| own.get().call(call, given());
+            let f = move |call: &Call<'_>| own.get().call_logged(call, &chosen, given());
             let f = move |call: &Call<'_>, out: Out<()>| {
                 if is_async { job::completing(f)(call, out) } else { job::returning(f)(call, out) }
             };

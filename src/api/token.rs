@@ -151,7 +151,9 @@ impl Token {
     /// ```
     #[must_use = "the handle is returned"]
     pub fn named(self, name: impl Into<Name>) -> Self {
-        self.cell().set_name(name.into());
+        let cell = self.cell();
+        cell.set_name(name.into());
+        cell.name().into_iter().for_each(|name| cell.core().log_name(cell.queue().id(), name));
         self
     }
 

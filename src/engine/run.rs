@@ -46,7 +46,6 @@ use crate::{
     },
     system::panics,
     testing::pause::{self, Point},
-    trace::Outcome,
     tracker::{self, Access, Hold, Mode, Op, OpRef, ReadyList},
     values::device::Device,
     wait::{self, regain::regain_worker},
@@ -373,7 +372,7 @@ pub(crate) fn pass_over(core: &Core, op: OpRef<Task>, ready: &mut ReadyList<Task
     if core.is_forked() {
         return Epilogue::Nothing;
     }
-    record::end(core, &op, Outcome::Skipped, FnState::NotCalled);
+    record::pass_over(core, &op);
     Epilogue::Completed(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
 }
 

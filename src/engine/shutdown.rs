@@ -71,7 +71,7 @@ pub(crate) fn finish(core: &Arc<Core>, deadline: Option<Instant>) -> Result<(), 
     let ended = drain(core, deadline).and_then(|()| {
         end(core, deadline);
         core.threads.join(deadline).map_err(ShutdownError::ThreadsLeft)?;
-        core.recording().and_then(|recording| recording.profile_error()).map_or(Ok(()), Err)
+        core.recording().and_then(|recording| recording.file_error()).map_or(Ok(()), Err)
     });
     regain_worker(deadline);
     ended

@@ -124,9 +124,10 @@ fn run(thread: &WorkerThread, number: usize) {
         // the operations queued here to be lost.
         let result = panics::catch(|| {
             thread.core.dispatch_ready(&mut ready, Epilogue::Nothing);
-            match record::of_loop(&thread.core, thread) {
-                Some(recording) => run_operations(thread, &mut ready, &recording),
-                None => run_operations(thread, &mut ready, &NoRecording),
+            match (record::of_loop(&thread.core, thread), record::log_of_loop(&thread.core)) {
+                (Some(recording), _) => run_operations(thread, &mut ready, &recording),
+                (None, Some(log)) => run_operations(thread, &mut ready, &log),
+                (None, None) => run_operations(thread, &mut ready, &NoRecording),
             }
         });
         let Err(payload) = result else { return };

@@ -45,6 +45,9 @@ pub enum BuildError {
     Profile(PathBuf, std::io::Error),
     /// The [recorder](crate::EngineBuilder::recorder) was made by the process from which this one was forked.
     ForkedRecorder,
+    /// Another engine has the [log](crate::EngineBuilder::log), or the process from which this one was forked has created
+    /// it.
+    LogInUse,
 }
 
 impl fmt::Display for BuildError {
@@ -73,6 +76,7 @@ impl fmt::Display for BuildError {
                 let path = path.display();
                 write!(f, "the profile {path} cannot be written: {error}; choose another path, or unset RADDLE_PROFILE")
             }
+            Self::LogInUse => f.write_str("the log is that of another engine; create a new one for this engine"),
             Self::ForkedRecorder => {
                 f.write_str("the recorder was made before this process was forked; make a new one in this process")
             }
@@ -144,6 +148,9 @@ pub enum ShutdownError {
     /// The engine has ended, but its [profile](crate::EngineBuilder::profile) at this path is incomplete, for this
     /// reason: the file could not be written.
     Profile(PathBuf, String),
+    /// The engine has ended, but the file of its [log](crate::EngineBuilder::log) at this path is incomplete, for this
+    /// reason.
+    Log(PathBuf, String),
 }
 
 impl fmt::Display for ShutdownError {
@@ -164,6 +171,9 @@ impl fmt::Display for ShutdownError {
             }
             Self::Profile(path, error) => {
                 write!(f, "the engine has ended, but its profile {} is incomplete: {error}", path.display())
+            }
+            Self::Log(path, error) => {
+                write!(f, "the engine has ended, but its log {} is incomplete: {error}", path.display())
             }
         }
     }

@@ -18,13 +18,15 @@ use crate::{
     memory::epoch,
     observe::{recording::Recording, snapshot, watch},
     op::{
-        spec::Entry,
+        frame,
+        spec::{CLEAR_ERROR, Entry},
         task::{Task, flag},
         variable::VarCell,
     },
     scheduler::{DEFAULT_BAND, priority_of},
     trace::{
         AccessMode, OpId, Outcome, Place, VarId,
+        log::{Log, LoggedPlace, StartHead},
         observer::{ObservedAccess, ObservedOp, Observer, OpDetails},
         recorder::Recorder,
         stats::{LaneStats, Stats, WorkerStats},
@@ -40,6 +42,16 @@ impl Core {
         if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {
             recording.recorder.name_variable(VarId::new(recording.engine, variable), name.clone());
         }
+    }
+
+    /// Logs the name of a variable that the program has named.
+    pub(crate) fn log_name(&self, variable: u64, name: &Name) {
+        self.log().into_iter().for_each(|log| log.name_variable(variable, name));
+    }
+
+    /// Returns the engine's log, if it has one.
+    pub(crate) fn log(&self) -> Option<&Log> {
+        self.recording()?.log.as_ref()
     }
 
     /// Records that a variable with a name is freed.
@@ -97,10 +109,10 @@ pub(super) fn starts(core: &Core) -> u64 {
     core.recording().map_or(0, |recording| recording.recorder.starts())
 }
 
-/// Returns the time since an operation was pushed. Returns `None` if the engine has no [`Recording`] or if this is
-/// a forked child.
+/// Returns the time since an operation was pushed. Returns `None` if the engine has no [`Recording`] or only a log, or
+/// if this is a forked child.
 pub(super) fn age_of(core: &Core, op: OpId) -> Option<Duration> {
-    core.recording().map(|recording| recording.recorder.age(op))
+    core.recording().filter(|recording| !recording.only_logs).map(|recording| recording.recorder.age(op))
 }
 
 /// Returns the engine's statistics. In a forked child, returns only what can be read without a lock.
@@ -147,6 +159,13 @@ pub(crate) fn push_short<const N: usize>(
     entries: &[Entry; N],
 ) {
     let Some(recording) = core.recording() else { return };
+    if recording.only_logs {
+        let id = recording.recorder.next_number();
+        // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call. (2): an
+        // engine records from its creation on, and all its records have this room.
+        unsafe { Task::set_recorded(op.task_ptr(), id) };
+        return log_push(core, recording, op.task(), id);
+    }
     let engine = recording.engine;
     let accesses = std::array::from_fn::<_, N, _>(|at| {
         // SAFETY: the creator of the entries keeps handles to their variables until the push returns.
@@ -175,13 +194,76 @@ pub(crate) fn push(core: &Core, op: &OpRef<Task>) {
         };
         let accesses = op.accesses().map(|access| AccessWord::new(recording.id_of(access), access.mode().into()));
         recording.recorder.push(&head, task.name(), accesses)
+    } else if recording.only_logs {
+        recording.recorder.next_number()
     } else {
         recording.recorder.next_op()
     };
     // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call. (2): an engine
     // records from its creation on, and all its records have this room.
     unsafe { Task::set_recorded(op.task_ptr(), id) };
-    tell(core, recording, op, id, |observer, op| observer.pushed(op));
+    log_push(core, recording, task, id);
+    tell(core, recording, op, (id, false), |observer, op| observer.pushed(op));
+}
+
+/// Logs which operation is pushing the one with this task, if one is.
+#[inline]
+fn log_push(core: &Core, recording: &Recording, task: &Task, id: OpId) {
+    let Some(log) = recording.log.as_ref().filter(|_| is_logged(task)) else { return };
+    // A child enters its queues after its parent's function has returned.
+    let parent = match parent_of(task) {
+        Some(parent) => parent.op_id(),
+        None => frame::find_in_op_of(core, |around| around.op_id().filter(|_| is_logged(around))),
+    };
+    if parent.is_some() || frame::in_operation_of(core) {
+        log.push_inside(id, parent);
+    }
+}
+
+/// Whether an operation belongs in a log: it is the program's, acquires variables, or clears a failure.
+fn is_logged(task: &Task) -> bool {
+    !task.has(flag::INTERNAL) || task.has(flag::ASYNC) || clears(task)
+}
+
+/// Whether an operation clears a failure.
+fn clears(task: &Task) -> bool {
+    task.has(flag::INTERNAL) && task.name().as_str() == CLEAR_ERROR
+}
+
+/// Returns the parent, if the operation is a child that is pending.
+fn parent_of(task: &Task) -> Option<&Task> {
+    let parent = task.limits()?.parent()?.cast::<Op<Task>>();
+    // SAFETY: the record is the parent's as long as the child is pending.
+    Some(unsafe { parent.as_ref() }.task())
+}
+
+/// Whether the accesses of an operation have places: the engine has a log, and the operation belongs there. A child uses
+/// variables of its family, under its parent's places.
+fn has_places(recording: &Recording, task: &Task) -> bool {
+    recording.log.is_some() && is_logged(task) && parent_of(task).is_none()
+}
+
+/// Logs that `op` starts or is skipped, if its accesses have places.
+#[inline]
+fn log_start(recording: &Recording, op: &Op<Task>, id: OpId, is_skipped: bool) {
+    let (task, Some(log)) = (op.task(), &recording.log) else { return };
+    if !has_places(recording, task) {
+        return;
+    }
+    let place = |access: &Access<Task>| {
+        let (cell, mode) = (VarCell::of(access), AccessMode::from(access.mode()));
+        // SAFETY: (1): the operation holds its variables, since it is about to start or to end without having started.
+        let place = unsafe { cell.take_place(mode.is_write()) };
+        LoggedPlace { variable: cell.queue().id(), mode, place }
+    };
+    let (name, location, clears) = (task.name(), task.location(), clears(task));
+    log.start(&StartHead { id, name, location, clears, is_skipped }, op.accesses().map(place));
+    if task.has(flag::REPORTS) && !is_skipped {
+        // SAFETY: (1): the caller owns the ready operation.
+        if let Some(beside) = unsafe { op.beside() } {
+            beside.set_places(op.accesses().map(|access| describe(recording, access, true)).collect());
+        }
+    }
 }
 
 /// Records that the last event on this thread made `op` ready.
@@ -191,7 +273,7 @@ pub(crate) fn ready(core: &Core, op: &Op<Task>) {
         if recording.is_kept {
             recording.recorder.note_with_last(id, Short::Ready);
         }
-        tell(core, recording, op, id, |observer, op| observer.ready(op));
+        tell(core, recording, op, (id, false), |observer, op| observer.ready(op));
     }
 }
 
@@ -207,7 +289,7 @@ pub(crate) fn observe_ready(core: &Core, op: &Op<Task>) {
 #[inline(never)]
 fn tell_ready(core: &Core, op: &Op<Task>) {
     if let (Some(id), Some(recording)) = (op.task().op_id(), core.recording()) {
-        tell(core, recording, op, id, |observer, op| observer.ready(op));
+        tell(core, recording, op, (id, false), |observer, op| observer.ready(op));
     }
 }
 
@@ -227,7 +309,8 @@ fn tell_start(core: &Core, op: &Op<Task>) {
         } else {
             recording.recorder.note_start(id);
         }
-        tell(core, recording, op, id, |observer, op| observer.started(op));
+        log_start(recording, op, id, false);
+        tell(core, recording, op, (id, true), |observer, op| observer.started(op));
     }
 }
 
@@ -238,7 +321,8 @@ pub(crate) fn returned(core: &Core, op: &Op<Task>) {
         if recording.is_kept {
             recording.recorder.note(id, Short::Returned);
         }
-        tell(core, recording, op, id, |observer, op| observer.returned(op));
+        recording.log.iter().for_each(Log::flush);
+        tell(core, recording, op, (id, true), |observer, op| observer.returned(op));
     }
 }
 
@@ -246,12 +330,32 @@ pub(crate) fn returned(core: &Core, op: &Op<Task>) {
 #[inline(always)]
 pub(crate) fn end(core: &Core, op: &Op<Task>, outcome: Outcome, function: FnState) {
     if op.task().has(flag::RECORDED) {
-        tell_end(core, op, outcome, function);
+        log_end(core, op, outcome, function);
+        tell_end(core, op, outcome, function, true);
     }
 }
 
+/// [`end`] for an operation that is passed over: it leaves its variables as they are, so it has no places.
+pub(crate) fn pass_over(core: &Core, op: &Op<Task>) {
+    if op.task().has(flag::RECORDED) {
+        tell_end(core, op, Outcome::Skipped, FnState::NotCalled, false);
+    }
+}
+
+#[inline]
+fn log_end(core: &Core, op: &Op<Task>, outcome: Outcome, function: FnState) {
+    let (Some(id), Some(recording)) = (op.task().op_id(), core.recording()) else { return };
+    let Some(log) = &recording.log else { return };
+    match (outcome, function) {
+        (Outcome::Succeeded, _) => {}
+        (_, FnState::NotCalled) => log_start(recording, op, id, true),
+        _ => log.fail(id),
+    }
+    log.flush();
+}
+
 #[inline(never)]
-fn tell_end(core: &Core, op: &Op<Task>, outcome: Outcome, function: FnState) {
+fn tell_end(core: &Core, op: &Op<Task>, outcome: Outcome, function: FnState, has_place: bool) {
     if let (Some(id), Some(recording)) = (op.task().op_id(), core.recording()) {
         if recording.is_kept {
             match function {
@@ -259,13 +363,19 @@ fn tell_end(core: &Core, op: &Op<Task>, outcome: Outcome, function: FnState) {
                 FnState::Called | FnState::NotCalled => recording.recorder.end(id, outcome),
             }
         }
-        tell(core, recording, op, id, |observer, op| observer.ended(op, outcome));
+        tell(core, recording, op, (id, has_place), |observer, op| observer.ended(op, outcome));
     }
 }
 
-/// Reports an event of `op` to the observers.
+/// Reports an event of `op` to the observers. Its accesses have places if the engine has a log and if `has_place`.
 #[inline]
-fn tell(core: &Core, recording: &Recording, op: &Op<Task>, id: OpId, tell: impl Fn(&dyn Observer, &ObservedOp<'_>)) {
+fn tell(
+    core: &Core,
+    recording: &Recording,
+    op: &Op<Task>,
+    (id, has_place): (OpId, bool),
+    tell: impl Fn(&dyn Observer, &ObservedOp<'_>),
+) {
     if recording.is_observed() {
         let task = op.task();
         let observed = ObservedOp {
@@ -276,7 +386,7 @@ fn tell(core: &Core, recording: &Recording, op: &Op<Task>, id: OpId, tell: impl 
             priority: priority_of(op.band),
             device: core.gpus.device_of(task.lane),
             recorder: &recording.recorder,
-            details: &Observed { core, recording, op },
+            details: &Observed { core, recording, op, has_place: has_place && has_places(recording, task) },
         };
         recording.tell(&observed, tell);
     }
@@ -284,8 +394,14 @@ fn tell(core: &Core, recording: &Recording, op: &Op<Task>, id: OpId, tell: impl 
 
 /// Returns what the main loop of `thread`, which is this thread, records of plain operations, if it records them.
 pub(crate) fn of_loop<'r>(core: &'r Core, thread: &'r WorkerThread) -> Option<PlainRecording<'r>> {
-    let recording = core.recording().filter(|_| core.only_records)?;
+    let recording = core.recording().filter(|recording| core.only_records && !recording.only_logs)?;
     Some(PlainRecording { recorder: &recording.recorder, engine: recording.engine, thread })
+}
+
+/// Returns what a main loop logs of plain operations, if it does nothing else with them.
+pub(crate) fn log_of_loop(core: &Core) -> Option<LogRecording<'_>> {
+    let recording = core.recording().filter(|recording| core.only_records && recording.only_logs)?;
+    Some(LogRecording { recording, log: recording.log.as_ref()? })
 }
 
 /// Returns the place where this thread runs operations of `lane`.
@@ -368,6 +484,34 @@ impl RunRecording for PlainRecording<'_> {
     }
 }
 
+/// The [`RunRecording`] of an engine that only logs. A forked child does not come here: its main loops end.
+pub(crate) struct LogRecording<'r> {
+    recording: &'r Recording,
+    log: &'r Log,
+}
+
+impl RunRecording for LogRecording<'_> {
+    #[inline(always)]
+    fn unrecorded(&self) -> u16 {
+        0
+    }
+
+    #[inline(always)]
+    fn start(&self, op: &Op<Task>) {
+        if let Some(id) = op.task().op_id() {
+            log_start(self.recording, op, id, false);
+        }
+    }
+
+    #[inline(always)]
+    fn end(&self, _: &Op<Task>) {
+        self.log.flush();
+    }
+
+    #[inline(always)]
+    fn ready(&self, _: &Op<Task>) {}
+}
+
 /// The [`RunRecording`] of any engine with a recording, on any thread.
 pub(crate) struct FullRecording<'c>(pub(crate) &'c Core);
 
@@ -406,11 +550,32 @@ impl From<Mode> for AccessMode {
     }
 }
 
+/// Describes an access of an operation that has not released it. `has_place` is whether the operation has started on an
+/// engine with a log.
+fn describe(recording: &Recording, access: &Access<Task>, has_place: bool) -> ObservedAccess {
+    let (cell, mode) = (VarCell::of(access), AccessMode::from(access.mode()));
+    ObservedAccess {
+        variable: recording.id_of(access),
+        name: cell.name().cloned().unwrap_or(Name::EMPTY),
+        mode,
+        // The operation's own mutation was counted.
+        place: has_place.then(|| cell.place() - u64::from(mode.is_write())),
+    }
+}
+
+/// Returns the accesses of an operation whose function runs on this thread, if the engine has a log.
+pub(crate) fn places_of(core: &Core, op: &Op<Task>) -> Vec<ObservedAccess> {
+    let Some(recording) = core.recording().filter(|recording| recording.log.is_some()) else { return Vec::new() };
+    op.accesses().map(|access| describe(recording, access, true)).collect()
+}
+
 /// An operation reported to observers.
 struct Observed<'a> {
     core: &'a Core,
     recording: &'a Recording,
     op: &'a Op<Task>,
+    /// Whether its accesses have places.
+    has_place: bool,
 }
 
 impl OpDetails for Observed<'_> {
@@ -435,11 +600,6 @@ impl OpDetails for Observed<'_> {
         // released from now on remain valid while the thread is pinned.
         let _pinned = epoch::pin();
         let held = self.op.accesses().filter(|access| access.standing() != Standing::Done);
-        let describe = |access: &Access<Task>| ObservedAccess {
-            variable: self.recording.id_of(access),
-            name: VarCell::of(access).name().cloned().unwrap_or(Name::EMPTY),
-            mode: access.mode().into(),
-        };
-        held.map(describe).collect()
+        held.map(|access| describe(self.recording, access, self.has_place)).collect()
     }
 }

@@ -8,6 +8,7 @@ use crate::{
     sync::{Mutex, lock, mpsc, thread_static},
     system::panics,
     trace::{
+        log::Log,
         observer::{ObservedOp, Observer},
         profile::Profile,
         recorder::Recorder,
@@ -21,6 +22,10 @@ pub(crate) struct Recording {
     pub(crate) is_kept: bool,
     observers: Vec<Arc<dyn Observer>>,
     profile: Option<Profile>,
+    /// The log, in which this is the only engine.
+    pub(crate) log: Option<Log>,
+    /// Whether there is nothing but a log, for which operations need no times.
+    pub(crate) only_logs: bool,
     /// The watchdog stops when this sender is dropped.
     watchdog: Mutex<Option<mpsc::Sender<()>>>,
     /// The number of the engine.
@@ -47,14 +52,16 @@ impl Recording {
         recorder: Option<Recorder>,
         observers: Vec<Arc<dyn Observer>>,
         profile: Option<(&Path, bool)>,
+        log: Option<Log>,
         needs_numbers: bool,
         engine: u64,
         spawn: impl FnOnce(String, Box<dyn FnOnce() + Send>) -> io::Result<()>,
     ) -> io::Result<Option<Box<Self>>> {
-        if recorder.is_none() && observers.is_empty() && profile.is_none() && !needs_numbers {
+        if recorder.is_none() && observers.is_empty() && profile.is_none() && log.is_none() && !needs_numbers {
             return Ok(None);
         }
         let is_kept = recorder.is_some() || profile.is_some();
+        let only_logs = !is_kept && observers.is_empty() && !needs_numbers;
         recorder.iter().for_each(Recorder::keep);
         // Numbers repeat after 65,535 engines in a process. No recorder is expected to serve that many engines at a
         // time.
@@ -66,7 +73,16 @@ impl Recording {
         });
         let begin = |(path, may_overwrite)| Profile::begin(&recorder, path, may_overwrite, spawn);
         let profile = profile.map(begin).transpose()?;
-        Ok(Some(Box::new(Self { recorder, is_kept, observers, profile, watchdog: Mutex::new(None), engine })))
+        Ok(Some(Box::new(Self {
+            recorder,
+            is_kept,
+            observers,
+            profile,
+            log,
+            only_logs,
+            watchdog: Mutex::new(None),
+            engine,
+        })))
     }
 
     /// Keeps `stop`, whose drop stops the watchdog, until the engine ends.
@@ -74,21 +90,25 @@ impl Recording {
         *lock(&self.watchdog) = Some(stop);
     }
 
-    /// Stops the watchdog and lets the profile's thread write the rest of the profile.
+    /// Stops the watchdog and lets the threads of the profile and the log write the rest.
     pub(crate) fn end(&self) {
         drop(lock(&self.watchdog).take());
+        self.log.iter().for_each(Log::end);
         self.profile.iter().for_each(Profile::end);
     }
 
-    /// Returns why the profile could not be written, if so.
-    pub(crate) fn profile_error(&self) -> Option<ShutdownError> {
+    /// Returns why the log or the profile could not be written, if so.
+    pub(crate) fn file_error(&self) -> Option<ShutdownError> {
+        if let Some((path, error)) = self.log.as_ref().and_then(Log::error) {
+            return Some(ShutdownError::Log(path.to_owned(), error.to_owned()));
+        }
         let (path, error) = self.profile.as_ref()?.error()?;
         Some(ShutdownError::Profile(path.to_owned(), error.to_owned()))
     }
 
-    /// Whether events are recorded, and no observer is notified.
+    /// Whether events are recorded, or logged, and nothing else is done.
     pub(crate) fn only_records(&self) -> bool {
-        self.is_kept && !self.is_observed()
+        self.only_logs || self.is_kept && !self.is_observed() && self.log.is_none()
     }
 
     pub(crate) fn is_observed(&self) -> bool {

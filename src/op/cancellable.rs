@@ -44,6 +44,7 @@ use crate::{
         edge::{self, acquire, release, removed, step},
         lock,
     },
+    trace::observer::ObservedAccess,
     values::Name,
 };
 
@@ -70,6 +71,8 @@ struct Rare {
     stop: StopSource,
     /// Called when the operation is cancelled, once its function has been dropped.
     withdraw: Option<Box<dyn FnOnce() + Send>>,
+    /// The operation's accesses with their places, once it has started on an engine with a log.
+    places: Vec<ObservedAccess>,
 }
 
 /// The place where waiters find a queued operation. It contains only atomics, since a waiter may free it as soon as
@@ -197,6 +200,16 @@ impl<F: ?Sized> Cancellable<F> {
     /// Returns the operation's name and where it was pushed.
     pub(crate) fn pushed(&self) -> Pushed {
         (self.name.clone(), self.location)
+    }
+
+    /// Sets the operation's accesses with their places, as it starts on an engine with a log.
+    pub(crate) fn set_places(&self, places: Vec<ObservedAccess>) {
+        lock(&self.rare).get_or_insert_default().places = places;
+    }
+
+    /// Returns what [`set_places`](Self::set_places) has set, if it has.
+    pub(crate) fn places(&self) -> Option<Vec<ObservedAccess>> {
+        lock(&self.rare).as_ref().map(|rare| rare.places.clone()).filter(|places| !places.is_empty())
     }
 
     /// Returns the failure with which the operation fails if it is cancelled.

@@ -545,6 +545,18 @@ pub(crate) fn running_ops() -> Ops {
     ops
 }
 
+/// Returns what `find` finds in the innermost operation of this engine for which code runs on this thread, and for which
+/// it finds something. Code that uses acquired variables does not count as part of an operation.
+pub(crate) fn find_in_op_of<R>(core: &Core, mut find: impl FnMut(&Task) -> Option<R>) -> Option<R> {
+    let mut found = None;
+    any_frame(|frame| {
+        let op = frame.op().filter(|_| frame.is_of(core) && frame.holds != Holds::AcquiredVariables);
+        found = op.and_then(|op| find(op.task()));
+        found.is_some()
+    });
+    found
+}
+
 /// Returns the innermost operation of this engine that runs on this thread and has not released its variables.
 pub(crate) fn running_op_of(core: &Core) -> Option<NonNull<()>> {
     let mut running = None;

@@ -180,5 +180,8 @@ fn sort_distinct(entries: &mut [Entry]) -> Result<usize, Aliased> {
     aliased.map_or_else(|| Ok(entries.len().min(last + 1)), Err)
 }
 
+/// The name of the internal operations that clear failures.
+pub(crate) const CLEAR_ERROR: &str = "clear_error";
+
 /// The name of the internal operations that poll futures.
 pub(crate) const POLL: &str = "poll";

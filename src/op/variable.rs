@@ -17,6 +17,7 @@
 //! * The snapshot of a published value: stored by operations that hold the variable for writing, before they complete;
 //!   read by any thread.
 //! * `version`: stored by operations that hold the variable for writing, and by GPU lanes; read by any thread.
+//! * `place`: as `version`, except that GPU lanes do not store it, and that only operations that hold the variable read it.
 //! * `emptied`: operations that hold the variable for writing; a hint for all others.
 //! * `name`: set once, by any owner of a handle; read by any thread.
 //! * `fault` and `waits`: see [`Fault`] and [`JoinableWaits`].
@@ -83,6 +84,8 @@ struct VarState {
     fault: Fault<OpError>,
     /// Whether the value was dropped.
     emptied: AtomicBool,
+    /// The number of mutations that have started or were skipped, on an engine with a log.
+    place: AtomicU64,
     /// The number of bytes in front of the cell that were [allocated](allocate) with it.
     slack: u8,
 }
@@ -291,6 +294,7 @@ impl VarCell {
                 version: AtomicU64::new(0),
                 fault: Fault::default(),
                 emptied: AtomicBool::new(false),
+                place: AtomicU64::new(0),
                 slack,
             },
         };
@@ -381,6 +385,27 @@ impl VarCell {
         // Relaxed: (1), so the queue has handed over the last store.
         let before = self.state.version.load(Relaxed);
         self.state.version.store(before + 1, release(edge::version::MUTATED));
+    }
+
+    /// Returns the number of mutations that have started or were skipped, if the engine has a log.
+    ///
+    /// The caller holds the variable, or the answer may be of any time.
+    pub(crate) fn place(&self) -> u64 {
+        // Relaxed: the queue has handed over the last store to an operation that holds the variable.
+        self.state.place.load(Relaxed)
+    }
+
+    /// Returns the place of an access that starts or is skipped, and counts it if it is a mutation.
+    ///
+    /// # Safety
+    /// 1. The caller holds the variable, for writing if `is_mutation`.
+    pub(crate) unsafe fn take_place(&self, is_mutation: bool) -> u64 {
+        let place = self.place();
+        if is_mutation {
+            // Relaxed: (1), so nobody else uses the count before the queue has handed it over.
+            self.state.place.store(place + 1, Relaxed);
+        }
+        place
     }
 
     /// Whether the variable publishes its value.

@@ -18,7 +18,7 @@ use crate::{
         kin::KinShare,
         limits::Limits,
         no_wait::{self, NoWait},
-        spec::{Entry, RefKind, Spec},
+        spec::{CLEAR_ERROR, Entry, RefKind, Spec},
         task::{ErasedJob, Remainder, Task, flag},
         variable::{ValueMemory, VarCell, VarRef},
     },
@@ -35,7 +35,7 @@ pub(crate) fn clear_error(
     var: VarRef<'_>,
     location: &'static Location<'static>,
 ) -> Result<(), PushError> {
-    let spec = Spec::internal("clear_error", 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
+    let spec = Spec::internal(CLEAR_ERROR, 0, flag::INLINE | flag::NO_SKIP | flag::SILENT);
     let entry = Entry { cell: var.ptr(), mode: Mode::Write, refs: RefKind::None };
     // The failure is dropped in the epilogue, since its drop may run program code.
     let clear = |call: &Call<'_>, cleared: &mut Option<OpError>| {

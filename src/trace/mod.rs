@@ -12,7 +12,10 @@
 //! The guide has chapters on [seeing what happened](crate::guide::seeing) and on [hangs](crate::guide::hangs).
 
 pub(crate) mod dump;
+pub(crate) mod log;
+pub(crate) mod log_entries;
 pub(crate) mod observer;
+mod per_thread;
 pub(crate) mod profile;
 mod profile_file;
 pub(crate) mod recorder;

@@ -115,6 +115,11 @@ pub struct ObservedAccess {
     pub name: Name,
     /// How the operation uses the variable.
     pub mode: AccessMode,
+    /// The access's place in the one order of pushes: the number of mutations of the variable that were pushed before
+    /// the operation, not counting those of the engine itself. Operations that other operations have pushed count, too.
+    /// It is known from the [start](Observer::started) of the operation on, if the engine has a
+    /// [log](crate::EngineBuilder::log).
+    pub place: Option<u64>,
 }
 
 impl ObservedOp<'_> {

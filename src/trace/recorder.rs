@@ -35,7 +35,10 @@ use raddle_trace::{
     },
 };
 
-use super::writers::{self, IdleRings, RingShared, Writer};
+use super::{
+    per_thread,
+    writers::{IdleRings, RingShared, Writer},
+};
 use crate::{
     scheduler::priority_of,
     sync::{Mutex, MutexGuard, arrivals::Arrivals, lock, process::ProcessMark, try_lock},
@@ -425,6 +428,11 @@ impl Recorder {
         self.write(|writer, now| writer.next_op(&self.shared, now)).unwrap_or_else(|| self.op_without_writer())
     }
 
+    /// [`next_op`](Self::next_op) without a time.
+    pub(crate) fn next_number(&self) -> OpId {
+        self.with_writer(|writer| writer.next_op(&self.shared, 0)).unwrap_or_else(|| self.shared.next_op(0))
+    }
+
     /// Returns a number for an operation pushed by a thread that is ending.
     #[cold]
     fn op_without_writer(&self) -> OpId {
@@ -487,7 +495,7 @@ impl Recorder {
     #[inline(always)]
     fn with_writer<R>(&self, f: impl FnOnce(&Writer) -> R) -> Option<R> {
         // SAFETY: (1): this recorder's rings are dropped with it, except those whose writers are gone.
-        let written = unsafe { writers::with(self.shared.number, || self.new_writer(), f) };
+        let written = unsafe { per_thread::with(self.shared.number, || self.new_writer(), f) };
         if written.is_none() {
             self.lose_unheard();
         }
@@ -508,7 +516,7 @@ impl Recorder {
         let shared = &*self.shared;
         let mut number = None;
         if let Some(mut idle) = try_lock(&shared.idle) {
-            if let Some(writer) = idle.take(shared.number, &shared.idle) {
+            if let Some(writer) = idle.take(&shared.idle) {
                 return writer;
             }
             number = idle.numbers.pop();
@@ -521,7 +529,7 @@ impl Recorder {
         let ring = Ring { slots: consumer, number, shared: Arc::clone(&ring_shared) };
         let name = std::thread::current().name().map(str::to_owned);
         shared.arrivals.add(Arrival { name, ring });
-        Writer::new(shared.number, number, slots, ring_shared, Arc::clone(&shared.idle))
+        Writer::new(number, slots, ring_shared, Arc::clone(&shared.idle))
     }
 }
 

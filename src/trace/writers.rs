@@ -1,8 +1,8 @@
-//! The writing ends of rings, and how a thread finds its own.
+//! The writing ends of rings.
 //!
 //! # Who may touch what
 //!
-//! * The list of a thread's writers, the pointer to the one used last, and a writer's cells: only the thread.
+//! * A writer's cells: only the thread, which [finds](per_thread) it among its own.
 //! * [`RingShared`]: the thread stores, and the reader of the ring loads. These are counts and snapshots for
 //!   diagnostics, which own nothing. A reader that finds a call then reads this ring, and so finds what the thread
 //!   wrote before the call. The operation's push may be in a ring that was read before; it is found nevertheless, since
@@ -10,15 +10,16 @@
 
 use std::{
     cell::{Cell, RefCell},
-    ptr,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
+    thread::LocalKey,
 };
 
 use rtrb::{Producer, chunks::ChunkError};
 
+use super::per_thread::{self, Ends, Nearest, WritingEnd};
 use crate::sync::{
     Mutex,
     edge::{self, acquire, release},
@@ -123,7 +124,6 @@ impl RingShared {
 
 /// The writing end of a ring.
 pub(super) struct Writer {
-    recorder: u64,
     slots: RefCell<Producer<RingSlot>>,
     /// The number of the ring, by which the history knows the thread.
     pub(super) ring: u16,
@@ -163,9 +163,9 @@ struct IdleRing {
 
 impl IdleRings {
     /// Takes a ring for the thread that calls this, whose arrival it will say.
-    pub(super) fn take(&mut self, recorder: u64, idle: &Arc<Mutex<Self>>) -> Option<Writer> {
+    pub(super) fn take(&mut self, idle: &Arc<Mutex<Self>>) -> Option<Writer> {
         let IdleRing { slots, ring, last_op, shared } = self.rings.pop()?;
-        let writer = Writer::new(recorder, ring, slots, shared, Arc::clone(idle));
+        let writer = Writer::new(ring, slots, shared, Arc::clone(idle));
         writer.last_op.set(last_op);
         writer.open.set(ARRIVAL);
         Some(writer)
@@ -181,31 +181,13 @@ impl IdleRings {
 
 impl Writer {
     pub(super) fn new(
-        recorder: u64,
         ring: u16,
         slots: Producer<RingSlot>,
         shared: Arc<RingShared>,
         idle: Arc<Mutex<IdleRings>>,
     ) -> Self {
         let (last, last_op, open) = (Cell::new(0), Cell::new(0), Cell::new(NO_OP));
-        Self { recorder, slots: RefCell::new(slots), ring, last, last_op, open, shared, idle }
-    }
-
-    /// Leaves the ring to another thread. If another one is looking for a ring, this one ends once it is read.
-    fn retire(self) {
-        // The arrival of a thread that has written nothing is left out. If the recorder is gone, nothing would free the
-        // thread's name.
-        if self.open.get() != ARRIVAL {
-            self.flush();
-        }
-        let Self { slots, ring, last_op, shared, idle, .. } = self;
-        let slots = slots.into_inner();
-        match try_lock(&idle) {
-            Some(mut idle) if slots.buffer().capacity() > 0 => {
-                idle.rings.push(IdleRing { slots, ring, last_op: last_op.get(), shared });
-            }
-            _ => shared.end(),
-        }
+        Self { slots: RefCell::new(slots), ring, last, last_op, open, shared, idle }
     }
 
     /// Records that the function of `op` is called. The event is written when the thread records another one, together
@@ -315,10 +297,6 @@ impl Writer {
         // Relaxed: only a count.
         self.shared.lost.fetch_add(events, Relaxed);
     }
-
-    fn is_abandoned(&self) -> bool {
-        self.slots.try_borrow().is_ok_and(|slots| slots.is_abandoned())
-    }
 }
 
 impl RingShared {
@@ -328,64 +306,41 @@ impl RingShared {
     }
 }
 
-/// The writers of a thread, each in its own allocation, so that adding or removing one moves no other.
-#[expect(clippy::vec_box)]
-struct Writers(RefCell<Vec<Box<Writer>>>);
-
-impl Drop for Writers {
-    fn drop(&mut self) {
-        NEAREST.set((NO_RECORDER, ptr::null()));
-        self.0.get_mut().drain(..).for_each(|writer| writer.retire());
-    }
-}
-
-/// In place of the number of a recorder: there is none.
-const NO_RECORDER: u64 = u64::MAX;
-
 thread_local! {
-    static WRITERS: Writers = const { Writers(RefCell::new(Vec::new())) };
-    /// The number of the recorder used last, and its writer, which is in `WRITERS`.
-    static NEAREST: Cell<(u64, *const Writer)> = const { Cell::new((NO_RECORDER, ptr::null())) };
+    static WRITERS: Ends<Writer> = const { Ends::new() };
+    static NEAREST: Nearest<Writer> = const { per_thread::no_nearest() };
 }
 
-/// Calls `f` with the calling thread's writer for the recorder with this number, made by `make` if necessary. Returns
-/// `None` if the thread is ending and has no writers any more.
-///
-/// # Safety
-/// 1. The recorder keeps the other end of the writer's ring until this returns.
-#[inline(always)]
-pub(super) unsafe fn with<R>(recorder: u64, make: impl FnOnce() -> Writer, f: impl FnOnce(&Writer) -> R) -> Option<R> {
-    let (nearest, mut writer) = NEAREST.get();
-    if nearest != recorder {
-        writer = find(recorder, make)?;
+impl WritingEnd for Writer {
+    fn ends() -> &'static LocalKey<Ends<Self>> {
+        &WRITERS
     }
-    // SAFETY: the writer is in its own allocation, which `WRITERS` owns. A writer is removed only by `find`, if its
-    // ring's other end is gone, which is excluded (1), and by the drop of `WRITERS`, which is not dropped inside `f`
-    // and makes this function find nothing.
-    Some(f(unsafe { &*writer }))
-}
 
-/// Returns the thread's writer, made by `make` if necessary, and remembers it as the one used last.
-#[cold]
-#[inline(never)]
-fn find(recorder: u64, make: impl FnOnce() -> Writer) -> Option<*const Writer> {
-    let find = |writers: &Writers| {
-        let known = |writers: &[Box<Writer>]| {
-            let writer = writers.iter().find(|writer| writer.recorder == recorder)?;
-            Some(ptr::from_ref::<Writer>(writer))
-        };
-        let found = known(&writers.0.borrow());
-        let writer = found.unwrap_or_else(|| {
-            let writer = Box::new(make());
-            let mut writers = writers.0.borrow_mut();
-            writers.retain(|writer| !writer.is_abandoned());
-            writers.push(writer);
-            writers.last().map_or(ptr::null(), |writer| ptr::from_ref::<Writer>(writer))
-        });
-        NEAREST.set((recorder, writer));
-        writer
-    };
-    WRITERS.try_with(find).ok()
+    #[inline(always)]
+    fn nearest() -> &'static LocalKey<Nearest<Self>> {
+        &NEAREST
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.slots.try_borrow().is_ok_and(|slots| slots.is_abandoned())
+    }
+
+    /// Leaves the ring to another thread. If another one is looking for a ring, this one ends once it is read.
+    fn retire(self) {
+        // The arrival of a thread that has written nothing is left out. If the recorder is gone, nothing would free the
+        // thread's name.
+        if self.open.get() != ARRIVAL {
+            self.flush();
+        }
+        let Self { slots, ring, last_op, shared, idle, .. } = self;
+        let slots = slots.into_inner();
+        match try_lock(&idle) {
+            Some(mut idle) if slots.buffer().capacity() > 0 => {
+                idle.rings.push(IdleRing { slots, ring, last_op: last_op.get(), shared });
+            }
+            _ => shared.end(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -324,16 +324,31 @@ pub(crate) fn make_way(core: &Core) -> Result<(), WaitError> {
     Ok(())
 }
 
-/// Waits for every operation pushed before this call.
+/// Waits for every operation pushed before this call. Returns a failure that was not reported.
 pub(crate) fn for_all(core: &Core, deadline: Option<Instant>) -> Result<(), WaitError> {
+    for_all_to_end(core, deadline)?;
+    first_unreported(core)
+}
+
+/// Waits until no operation is pending, not even one that an operation has pushed meanwhile. Reports no failures.
+pub(crate) fn until_idle(core: &Core) -> Result<(), WaitError> {
+    loop {
+        for_all_to_end(core, None)?;
+        if core.live()?.pending() == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// [`for_all`], whether or not the operations fail.
+fn for_all_to_end(core: &Core, deadline: Option<Instant>) -> Result<(), WaitError> {
     check(core)?;
     if ready_loop::works_for(core) {
         return Err(would_deadlock(Awaited::All));
     }
     make_way(core)?;
     let covered = core.pending.begin();
-    wait_counted(core, Awaits::All, &core.pending, &covered, deadline)?;
-    first_unreported(core)
+    wait_counted(core, Awaits::All, &core.pending, &covered, deadline)
 }
 
 /// Waits until the operations that `covered` covers have been counted out.

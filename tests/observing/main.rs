@@ -4,5 +4,6 @@ mod dump;
 mod files;
 mod memory;
 mod profiles;
+mod replay;
 mod traces;
 mod watchdog;
