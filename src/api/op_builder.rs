@@ -442,7 +442,7 @@ impl<'e, S> OpBuilder<'e, S> {
 
     /// Declares that the operation uses this many units of a resource: it starts when they are free, as well as its
     /// variables, and holds them until it is complete. An operation may use units of several resources, and takes all
-    /// at once. Units of one resource add up; 0 units have no effect. See [`Resource`](crate::Resource).
+    /// at once. Units of one resource add up; 0 units have no effect. See [`Resource`].
     ///
     /// The push is refused with [`Misfit::TooManyUnits`] if the resource has fewer units, and with
     /// [`Misfit::ForeignResource`] if it belongs to another engine. A [child](OpContext::child) is also refused if its

@@ -39,12 +39,12 @@ use crate::{
     wait,
 };
 
-/// Pushes the operations of a [`Log`](super::Log) again, in the same order and with the same arguments.
+/// Pushes the operations of a [`Log`](crate::replay::Log) again, in the same order and with the same arguments.
 ///
 /// The program creates the variables with the values that they had when the log began, and the same operators, and tells
 /// the replay of the [operators](Self::operator) and of the [variables](Self::variable) that were chosen at pushes. Then
 /// the variables receive the same values, to the bit, on an engine of any kind, if the operators' functions depend only on
-/// their variables and arguments. See [`Log`](super::Log) for an example, and the [guide](crate::guide::replay) for what
+/// their variables and arguments. See [`Log`](crate::replay::Log) for an example, and the [guide](crate::guide::replay) for what
 /// cannot be replayed.
 #[must_use = "a replay does nothing until `run`"]
 pub struct Replay<'e> {

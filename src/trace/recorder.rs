@@ -2,7 +2,7 @@
 //!
 //! # Who may touch what
 //!
-//! * The writing end of a ring: its owning thread, in a thread-local; see [`writers`].
+//! * The writing end of a ring: its owning thread, in a thread-local; see `per_thread.rs`.
 //! * The reading ends and the histories not yet taken: the holder of the lock.
 //!
 //! A writing thread waits for no lock and allocates nothing, except that its first event creates its ring, which the next
