@@ -7,6 +7,7 @@ use crate::tools::{Result, cargo, require};
 pub fn run() -> Result {
     cargo("test").run()?;
     cargo("test --package raddle-train --package frames --package gpu_pipeline").run()?;
+    cargo("test --package raddle-capi").run()?;
     cargo("test --features derive,metrics,tracing --test features").run()?;
     cargo("test --features derive,metrics,tracing --doc -- accesses to_").run()
 }
