@@ -5,7 +5,7 @@
 #include "raddle.hpp"
 
 #include <cstdio>
-#include <memory>
+#include <future>
 #include <numeric>
 #include <thread>
 
@@ -19,16 +19,15 @@ int main() {
     auto input = engine.token(raddle::name("input")), total = engine.token(), mean = engine.token();
     std::vector<double> values;
     double sum_of = 0, mean_of = 0;
-    std::thread loader;
 
-    // The operation ends when the other thread uses the completion.
-    engine.push_async(load, {{}, {&input}}, [&](raddle::Completion done) {
-        auto shared = std::make_shared<raddle::Completion>(std::move(done));
-        loader = std::thread([&values, shared] {
-            values = {1, 2, 3, 4};
-            shared->complete();
-        });
+    // The operation asks another thread, and ends when that one uses the completion.
+    std::promise<raddle::Completion> request;
+    std::thread loader([&] {
+        raddle::Completion done = request.get_future().get();
+        values = {1, 2, 3, 4};
+        done.complete();
     });
+    engine.push_async(load, {{}, {&input}}, [&](raddle::Completion done) { request.set_value(std::move(done)); });
     engine.push(sum, {{&input}, {&total}}, [&](raddle_context *) { sum_of = std::accumulate(values.begin(), values.end(), 0.0); });
     engine.push(divide, {{&input, &total}, {&mean}}, [&](raddle_context *) { mean_of = sum_of / values.size(); });
     engine.wait_for(mean, std::chrono::seconds(60), RADDLE_MODE_WRITERS);
