@@ -90,8 +90,8 @@ impl Sanitizer {
         if self.is_for_c() { self.library_for_c().run() } else { Ok(()) }
     }
 
-    /// Whether the examples of C run with the sanitizer. `capi/tests/c.rs` runs them with AddressSanitizer, and no C
-    /// compiler can be taken for granted that has MemorySanitizer.
+    /// Whether the examples of C run with the sanitizer. `capi/tests/c.rs` runs them with that of addresses, and GCC has
+    /// none of uninitialised memory.
     fn is_for_c(&self) -> bool {
         self.name == "thread"
     }
