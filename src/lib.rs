@@ -220,6 +220,8 @@ pub mod guide {
     pub mod verification {}
     #[doc = include_str!("guide/coming_from.md")]
     pub mod coming_from {}
+    #[doc = include_str!("guide/from_c.md")]
+    pub mod from_c {}
 }
 
 /// Tests the program in the README.

@@ -25,12 +25,16 @@ use crate::{
     gpu,
     memory::pool,
     observe::{record, recording::Recording},
-    op::units::ResourceCore,
+    op::{
+        no_wait::{self, NoWait},
+        units::ResourceCore,
+    },
     scheduler::IdlePolicy,
     sync::process::PerProcess,
     system::{core_claims, stack::StackSizes, stderr, topology},
     threads::{
         shuffler::Shuffler,
+        thread_list::ThreadHooks,
         thread_pool::{LaneSpec, ThreadPool},
     },
     trace::{log::Log, observer::Observer, recorder::Recorder, watchdog::Watchdog},
@@ -129,6 +133,7 @@ pub struct EngineBuilder {
     watchdog: Option<Watchdog>,
     shuffle: Option<u64>,
     observers: Observers,
+    hooks: ThreadHooks,
 }
 
 #[derive(Clone, Default)]
@@ -516,6 +521,40 @@ impl EngineBuilder {
         self
     }
 
+    /// Adds a function that each of the engine's threads calls first: workers, threads beside them, and those of GPUs, but
+    /// not the engine's helpers that only join threads. For example, it may register the thread with another runtime.
+    ///
+    /// The function may push. A wait returns [`WaitError::InObserver`](crate::WaitError::InObserver), since operations may
+    /// need the thread. A panic is logged. An engine starts threads at any time, when operations wait in their functions,
+    /// and ends those that are idle.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::sync::{Arc, atomic::{AtomicUsize, Ordering::Relaxed}};
+    ///
+    /// let threads = Arc::new(AtomicUsize::new(0));
+    /// let (begin, end) = (Arc::clone(&threads), Arc::clone(&threads));
+    /// let engine = raddle::Engine::builder()
+    ///     .on_thread_start(move || _ = begin.fetch_add(1, Relaxed))
+    ///     .on_thread_end(move || _ = end.fetch_sub(1, Relaxed))
+    ///     .build()?;
+    /// engine.shutdown(raddle::Shutdown::Drain, None)?;
+    /// assert_eq!(threads.load(Relaxed), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on_thread_start(mut self, f: impl Fn() + Send + Sync + 'static) -> Self {
+        self.hooks.start.push(Arc::new(move || no_wait::without_waits(NoWait::Observer, &f)));
+        self
+    }
+
+    /// Adds a function that each of the engine's threads calls last, before its thread-locals are destroyed, under the same
+    /// rules as [`on_thread_start`](Self::on_thread_start). A shutdown waits for it. It is not called in a forked child.
+    pub fn on_thread_end(mut self, f: impl Fn() + Send + Sync + 'static) -> Self {
+        self.hooks.end.push(Arc::new(move || no_wait::without_waits(NoWait::Observer, &f)));
+        self
+    }
+
     /// Adds a GPU. Operations refer to it as [`Device::Gpu(n)`](crate::Device::Gpu), where `n` is the number of GPUs
     /// added before it. The thread of each of the GPU's lanes is started when the first operation for that lane is
     /// pushed.
@@ -606,7 +645,7 @@ impl EngineBuilder {
         };
         let stacks = StackSizes::new(self.stack_size, self.stack_reserve)
             .map_err(|(size, reserve)| BuildError::Stack { size, reserve })?;
-        let (threads, boxed) = ThreadPool::new(lanes, &cores, (claims, self.pin.is_none()), stacks);
+        let (threads, boxed) = ThreadPool::new(lanes, &cores, (claims, self.pin.is_none()), stacks, self.hooks);
         let gpus = Gpus::new(self.gpus, kind, self.idle, pinned);
         let limit = self.max_pending.map(|limit| limit.max(1) as u64);
         let bound = self.jobs.map(|jobs| Arc::new(ResourceCore::bound(jobs)));

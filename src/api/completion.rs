@@ -1,6 +1,6 @@
 //! The handle that completes an asynchronous operation.
 
-use std::{cell::Cell, fmt, panic::resume_unwind, ptr::NonNull, sync::Arc};
+use std::{cell::Cell, ffi::c_void, fmt, mem, panic::resume_unwind, ptr::NonNull, sync::Arc};
 
 use super::{
     accesses::{AccessRefs, Refs, ScopedAccesses, sealed},
@@ -118,6 +118,46 @@ impl Completion {
     }
 }
 
+impl Completion {
+    /// Converts the completion into three words, which own it until [`from_raw`](Self::from_raw) restores it: for memory
+    /// of C. If they are lost, the operation never completes.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::{Completion, completion};
+    ///
+    /// extern "C" fn finished(words: *mut std::ffi::c_void) {
+    ///     // SAFETY: the pointer came from a box, and the words from `into_raw`. Each is used once.
+    ///     let words = unsafe { *Box::from_raw(words.cast()) };
+    ///     // SAFETY: as above.
+    ///     unsafe { Completion::from_raw(words) }.complete();
+    /// }
+    ///
+    /// engine.op("receive").push(completion(), |done| {
+    ///     let words = Box::into_raw(Box::new(done.into_raw()));
+    ///     finished(words.cast()); // as a library of C would, on a thread of its own
+    /// })?;
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "the operation never completes if the words are lost"]
+    pub fn into_raw(self) -> [*mut c_void; 3] {
+        // SAFETY: a completion consists of three pointers, of which each may be null or is not.
+        unsafe { mem::transmute(self) }
+    }
+
+    /// Restores a completion from its words.
+    ///
+    /// # Safety
+    /// 1. The words came from [`into_raw`](Self::into_raw), and this is called once with them.
+    pub unsafe fn from_raw(words: [*mut c_void; 3]) -> Self {
+        // SAFETY: (1): these are the bytes of a completion.
+        unsafe { mem::transmute(words) }
+    }
+}
+
 impl Drop for Completion {
     fn drop(&mut self) {
         let Some((right, core)) = self.of.take() else { return };
@@ -141,7 +181,7 @@ impl Drop for Completion {
 fn resolve(gate: Option<Arc<Gate>>, right: OpRef<Task>, core: Arc<Core>, result: Result<(), Cause>) {
     if core.is_forked() {
         // Another thread of the parent process may have held the gate's lock at the fork.
-        return std::mem::forget((gate, right, core, result));
+        return mem::forget((gate, right, core, result));
     }
     let used = Used { right, core, result };
     let passed = match gate {
@@ -190,7 +230,7 @@ impl Gate {
 
     /// Marks the function as returned. Returns the used completion, if there is one.
     fn open(&self) -> Option<Used> {
-        match std::mem::replace(&mut *lock(&self.0), Phase::Returned) {
+        match mem::replace(&mut *lock(&self.0), Phase::Returned) {
             Phase::Used(used) => Some(used),
             _ => None,
         }
@@ -228,7 +268,7 @@ pub(crate) unsafe fn call_async<A: ScopedAccesses>(
     if call.core().is_forked() {
         // The parent process completes the operation, and another of its threads may have held the gate's lock at the
         // fork.
-        std::mem::forget((gate, result));
+        mem::forget((gate, result));
         return Ok(());
     }
     let Some(Used { right, core, result: used }) = gate.open() else {

@@ -1,6 +1,7 @@
 //! The untyped handle to a variable.
 
 use std::{
+    ffi::c_void,
     fmt,
     hash::{Hash, Hasher},
     iter,
@@ -41,6 +42,10 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
+///
+/// A handle is the address of the variable, and may be stored as such, for instance in memory of C:
+/// [`into_raw`](Self::into_raw).
+#[repr(transparent)]
 pub struct Token(NonNull<VarCell>);
 
 // SAFETY: a handle uses the cell only through shared references, and a `VarCell` is `Send` and `Sync`.
@@ -63,6 +68,30 @@ impl Token {
     /// Creates a handle for a new variable, whose only handle this is.
     pub(super) fn new(cell: NonNull<VarCell>) -> Self {
         Self(cell)
+    }
+
+    /// Converts the handle into an address, which owns it until [`from_raw`](Self::from_raw) restores it. A handle has the
+    /// layout of this address, so a program may also read an array of addresses as handles.
+    ///
+    /// ```
+    /// # let engine = raddle::Engine::builder().workers(1).build().unwrap();
+    /// let disk = engine.token();
+    /// let address = disk.clone().into_raw();
+    /// // SAFETY: the address came from `into_raw`, and is used once.
+    /// assert_eq!(unsafe { raddle::Token::from_raw(address) }, disk);
+    /// ```
+    #[must_use = "the address owns the handle"]
+    pub fn into_raw(self) -> NonNull<c_void> {
+        ManuallyDrop::new(self).0.cast()
+    }
+
+    /// Restores a handle from its address.
+    ///
+    /// # Safety
+    /// 1. The address came from [`into_raw`](Self::into_raw), and no other handle was restored from it. One in a
+    ///    [`ManuallyDrop`] may be, as long as the address or another handle owns the variable.
+    pub unsafe fn from_raw(address: NonNull<c_void>) -> Self {
+        Self(address.cast())
     }
 
     /// Creates a variable with a value.

@@ -51,8 +51,9 @@ pub enum WaitError {
     /// The caller is a deletion: the function of [`Engine::delete_variable`](crate::Engine::delete_variable), or the
     /// drop of a variable's value or an operator's function. Push an operation that waits, or wait elsewhere.
     InDeletion,
-    /// The caller is an [`Observer`](crate::trace::Observer), which runs between the engine's steps. Send its
-    /// observations to another thread and wait there.
+    /// The caller is an [`Observer`](crate::trace::Observer), which runs between the engine's steps, or a function for the
+    /// [start](crate::EngineBuilder::on_thread_start) or end of a thread. Send to another thread what it has seen, and
+    /// wait there.
     InObserver,
     /// The wait was refused for the same reason that a push would be.
     Refused(PushError),
@@ -73,7 +74,9 @@ impl fmt::Display for WaitError {
                 f.write_str("the function of a device operation cannot wait; declare what it needs as accesses")
             }
             Self::InDeletion => f.write_str("a deletion cannot wait; push an operation that waits"),
-            Self::InObserver => f.write_str("an observer cannot wait; send what it has seen to another thread"),
+            Self::InObserver => f.write_str(
+                "an observer, or a function for the start or end of a thread, cannot wait; do it on another thread",
+            ),
             Self::Refused(error) => error.fmt(f),
             Self::ValueTaken => f.write_str("an earlier wait on this handle has taken the value"),
         }

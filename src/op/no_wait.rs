@@ -13,7 +13,7 @@ pub(crate) enum NoWait {
     DeviceFunction,
     /// The value of a variable of any engine is being dropped, or the function of a deletion is running.
     Deletion,
-    /// An observer of any engine is running.
+    /// An observer of any engine is running, or a program's function for the start or end of a thread.
     Observer,
 }
 

@@ -147,6 +147,7 @@ announced! {
         fetch_add(value: usize, order: Ordering) -> usize;
         fetch_sub(value: usize, order: Ordering) -> usize;
         fetch_or(value: usize, order: Ordering) -> usize;
+        fetch_and(value: usize, order: Ordering) -> usize;
     }
     AtomicPtr<T> of *mut T {}
 }

@@ -3,7 +3,7 @@
 pub(crate) mod aside;
 pub(crate) mod shuffler;
 mod spares;
-mod thread_list;
+pub(crate) mod thread_list;
 pub(crate) mod thread_pool;
 
 #[cfg(any(raddle_loom, raddle_shuttle))]

@@ -15,7 +15,7 @@
 //! the list.
 
 use std::{
-    io,
+    fmt, io,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -73,10 +73,36 @@ struct ListedThreads {
     asked: usize,
 }
 
+/// A program's functions for the start and end of each thread.
+#[derive(Clone, Default)]
+pub(crate) struct ThreadHooks {
+    pub(crate) start: Vec<Arc<dyn Fn() + Send + Sync>>,
+    pub(crate) end: Vec<Arc<dyn Fn() + Send + Sync>>,
+}
+
+impl fmt::Debug for ThreadHooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} functions for the start, {} for the end", self.start.len(), self.end.len())
+    }
+}
+
+impl ThreadHooks {
+    /// Calls functions, and logs their panics.
+    fn call(functions: &[Arc<dyn Fn() + Send + Sync>]) {
+        for function in functions {
+            if let Err(payload) = panics::catch(|| function()) {
+                panics::log!(Error, "raddle: a function for the start or end of a thread panicked");
+                panics::discard(payload);
+            }
+        }
+    }
+}
+
 /// An engine's threads that have not been joined.
 pub(crate) struct ThreadList {
     /// The size of the threads' stacks, in bytes.
     stack_size: usize,
+    hooks: ThreadHooks,
     list: Mutex<ListedThreads>,
     changed: Condvar,
 }
@@ -192,9 +218,9 @@ impl Drop for MainGuard {
 }
 
 impl ThreadList {
-    /// Creates a list of threads whose stacks have this size, in bytes.
-    pub(crate) fn new(stack_size: usize) -> Self {
-        Self { stack_size, list: Mutex::default(), changed: Condvar::default() }
+    /// Creates a list of threads whose stacks have this size, in bytes, and on which these functions are called.
+    pub(crate) fn new(stack_size: usize, hooks: ThreadHooks) -> Self {
+        Self { stack_size, hooks, list: Mutex::default(), changed: Condvar::default() }
     }
 
     /// Starts a thread that runs `main` with the thread's number in the list.
@@ -220,8 +246,13 @@ impl ThreadList {
         };
         let threads = Arc::clone(self);
         let run = move || {
-            let _main = MainGuard { threads, number, process: ProcessMark::current() };
+            let main_guard = MainGuard { threads, number, process: ProcessMark::current() };
+            let hooks = &main_guard.threads.hooks;
+            ThreadHooks::call(&hooks.start);
             main(number);
+            if !main_guard.process.is_foreign() {
+                ThreadHooks::call(&hooks.end);
+            }
         };
         let spawned = thread::Builder::new().name(name).stack_size(self.stack_size).spawn(run);
         let mut list = lock(&self.list);

@@ -15,7 +15,7 @@ use std::{
 use super::{
     aside::Aside,
     spares::{SparePlace, SpareThreads},
-    thread_list::{Lifetime, ThreadList},
+    thread_list::{Lifetime, ThreadHooks, ThreadList},
 };
 use crate::{
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
@@ -106,6 +106,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         cores: &[usize],
         (claims, give_way): (Vec<CoreClaim>, bool),
         stacks: StackSizes,
+        hooks: ThreadHooks,
     ) -> (Self, Vec<BoxedWorker<T>>) {
         let max_threads = specs.iter().map(|spec| spec.workers).sum::<usize>() + MAX_SPARES;
         let mut workers: Vec<BoxedWorker<T>> = Vec::new();
@@ -129,7 +130,7 @@ impl<T: Send + 'static> ThreadPool<T> {
             spares: SpareThreads::default(),
             returning: specs.iter().map(|_| SpareThreads::default()).collect(),
             aside: Aside::new(specs.iter().map(|spec| spec.workers).sum()),
-            list: Arc::new(ThreadList::new(stacks.size())),
+            list: Arc::new(ThreadList::new(stacks.size(), hooks)),
             stacks,
             has_blocked: AtomicBool::new(false),
         };

@@ -9,7 +9,7 @@ use std::{
 };
 
 use common::{Droppable, Drops, KINDS, PATIENCE, on_kinds};
-use raddle::{Engine, EngineKind, PushError, Shutdown, Var, completion, error::NoAccess};
+use raddle::{Engine, EngineKind, Name, PushError, Shutdown, Var, completion, error::NoAccess};
 
 #[test]
 fn errors_of_pushes_name_the_operation_and_the_variable() {
@@ -237,4 +237,43 @@ fn control_characters_of_names_are_escaped_in_errors() {
     for text in [failed, deadlock, refused] {
         assert!(text.contains(r"two\nlines\u{1b}[31m") && !text.contains(char::is_control), "{text}");
     }
+}
+
+/// Equal texts have one name, also if threads intern them at the same time.
+#[test]
+fn interned_names_are_shared() {
+    let names: Vec<Vec<Name>> = thread::scope(|scope| {
+        let intern = || (0..200).map(|i| Name::interned(&format!("interned {i}"))).collect();
+        let threads = [(); 4].map(|()| scope.spawn(intern));
+        threads.map(|thread| thread.join().unwrap()).into()
+    });
+    for (i, name) in names[0].iter().enumerate() {
+        assert_eq!(name.as_str(), format!("interned {i}"));
+        assert!(names.iter().all(|others| others[i].as_str().as_ptr() == name.as_str().as_ptr()), "{name} has copies");
+    }
+}
+
+/// What has gone through memory of C works as before.
+#[test]
+fn handles_and_completions_survive_as_words() {
+    on_kinds(&KINDS, 1, |engine| {
+        let token = engine.token().named("disk");
+        let address = token.clone().into_raw();
+        engine
+            .op("write")
+            .writes([&token])
+            .push(completion(), |done| {
+                let words = done.into_raw();
+                // SAFETY: the words came from `into_raw`, and are used once.
+                unsafe { raddle::Completion::from_raw(words) }.complete();
+            })
+            .unwrap();
+        // SAFETY: the address came from `into_raw`, and is used once.
+        let restored = unsafe { raddle::Token::from_raw(address) };
+        engine.wait_for_var(&restored).unwrap();
+        assert_eq!((restored.version(), restored.name(), &restored), (1, Some("disk"), &token));
+        // The drop of the last handle deletes the variable; that of the words would not.
+        drop((token, restored));
+        engine.wait_for_all().unwrap();
+    });
 }

@@ -516,3 +516,67 @@ fn in_a_child_a_smaller_load_continues() {
         gate.open();
     });
 }
+
+// ------------------------------------------------------------------------- functions for the start and end of threads ----
+
+/// Threads call the functions first and last: workers, those of GPUs, and those that run operations while others wait.
+#[test]
+#[cfg_attr(miri, ignore = "takes minutes")]
+fn each_thread_calls_the_functions_for_its_start_and_end() {
+    thread_local!(static STARTED: Cell<bool> = const { Cell::new(false) });
+    let counts = Arc::new([const { AtomicUsize::new(0) }; 2]);
+    let [start, end] = [0, 1].map(|at| (Arc::clone(&counts), at));
+    let engine = Engine::builder()
+        .kind(EngineKind::PerDevice)
+        .workers(1)
+        .gpu(SimulatedGpu::new())
+        .on_thread_start(move || {
+            assert!(!STARTED.replace(true), "a thread starts twice");
+            start.0[start.1].fetch_add(1, SeqCst);
+        })
+        .on_thread_end(move || {
+            assert!(STARTED.get(), "a thread ends that has not started");
+            end.0[end.1].fetch_add(1, SeqCst);
+        })
+        .build()
+        .unwrap();
+    let weak = engine.downgrade();
+    // The only worker waits, so another thread runs `inner`.
+    let outer = engine.op("outer").submit((), move |()| {
+        let mut inner = weak.op("inner").submit((), |()| STARTED.get()).unwrap();
+        inner.wait_timeout(PATIENCE).unwrap() && STARTED.get()
+    });
+    assert!(outer.unwrap().wait().unwrap());
+    let on_gpu = engine.op("on a gpu").on(Device::Gpu(0)).submit(raddle::stream(), |_| STARTED.get());
+    assert!(on_gpu.unwrap().wait().unwrap());
+    engine.shutdown(Shutdown::Drain, None).unwrap();
+    let [started, ended] = [0, 1].map(|at| counts[at].load(SeqCst));
+    assert!(started >= 6 && started == ended, "{started} started, {ended} ended");
+}
+
+#[test]
+fn a_function_for_the_start_of_threads_may_push_and_panic_but_not_wait() {
+    let pushed = Arc::new(AtomicUsize::new(0));
+    let (given, refused) = (Arc::new(std::sync::OnceLock::<WeakEngine>::new()), Arc::new(AtomicUsize::new(0)));
+    let (in_start, counts, errors) = (Arc::clone(&given), Arc::clone(&pushed), Arc::clone(&refused));
+    let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).on_thread_start(move || {
+        // Only spare threads start once the engine is known.
+        let Some(engine) = in_start.get() else { return };
+        let counts = Arc::clone(&counts);
+        engine.op("pushed").push((), move |()| _ = counts.fetch_add(1, SeqCst)).unwrap();
+        if let Err(WaitError::InObserver) = engine.wait_for_all() {
+            errors.fetch_add(1, SeqCst);
+        }
+        resume_unwind(Box::new("for the log"));
+    });
+    let engine = engine.build().unwrap();
+    given.set(engine.downgrade()).unwrap();
+    let weak = engine.downgrade();
+    let outer = engine.op("outer").submit((), move |()| {
+        let mut inner = weak.op("inner").submit((), |()| {}).unwrap();
+        inner.wait_timeout(PATIENCE)
+    });
+    outer.unwrap().wait().unwrap().unwrap();
+    engine.wait_for_all().unwrap();
+    assert!(pushed.load(SeqCst) > 0 && pushed.load(SeqCst) == refused.load(SeqCst));
+}

@@ -1,9 +1,10 @@
-//! raddle's checks, and the folder of programs for a machine with a GPU.
+//! raddle's checks, the library for C, and the folder of programs for a machine with a GPU.
 //!
 //! ```text
 //! cargo xtask ci            all stages, cheapest first; CI runs this, as `.ci/run`
 //! cargo xtask ci STAGE...   the named stages, in that order
 //! cargo xtask ci --list     the stages and what they check
+//! cargo xtask capi DIR [PROFILE]  puts the library for C and its headers into the folder DIR
 //! cargo xtask gpu DIR       puts programs for a machine with a GPU, but without Rust, into the folder DIR
 //! ```
 //!
@@ -17,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod capi;
 mod gpu;
 mod stages;
 mod tools;
@@ -47,8 +49,12 @@ fn main() -> ExitCode {
             Ok(())
         }
         ["ci", ref names @ ..] => names.iter().try_for_each(|name| one(name)),
+        ["capi", folder] => capi::install(folder, "release"),
+        ["capi", folder, profile] => capi::install(folder, profile),
         ["gpu", folder] => gpu::pack(folder),
-        _ => Err("usage: cargo xtask ci [--list | STAGE...], cargo xtask gpu DIR".into()),
+        _ => {
+            Err("usage: cargo xtask ci [--list | STAGE...], cargo xtask capi DIR [PROFILE], cargo xtask gpu DIR".into())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

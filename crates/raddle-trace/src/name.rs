@@ -1,10 +1,12 @@
 //! Names of operations and variables.
 
 use std::{
-    hash::{Hash, Hasher},
+    hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash, Hasher},
     ptr,
     sync::Arc,
 };
+
+use arc_swap::ArcSwapOption;
 
 /// The name of an operation or a variable: a `&'static str`, or a `String` or `Arc<str>` created at run time.
 ///
@@ -51,6 +53,63 @@ impl Name {
             Repr::Static(name) => name,
             Repr::Shared(name) => name,
         }
+    }
+}
+
+/// The interned names: lists, each of names with the same remainder of their hash. They only grow, by their first name.
+/// Lock-free, so that a fork never finds one locked.
+static INTERNED: [ArcSwapOption<Interned>; 64] = [const { ArcSwapOption::const_empty() }; 64];
+
+struct Interned {
+    name: &'static str,
+    next: Option<Arc<Interned>>,
+}
+
+/// Returns the name with this text among those from `first` on.
+fn find(mut first: Option<&Arc<Interned>>, text: &str) -> Option<&'static str> {
+    while let Some(interned) = first {
+        if interned.name == text {
+            return Some(interned.name);
+        }
+        first = interned.next.as_ref();
+    }
+    None
+}
+
+impl Name {
+    /// Returns a name that owns no memory, so that a push with it costs as little as one with a `&'static str`. The text
+    /// is copied once for all calls with equal texts and is never freed: use this for a bounded number of texts, such as
+    /// those of a configuration.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let stages = ["load", "blur"].map(|stage| raddle::Name::interned(&format!("{stage} of camera 1")));
+    /// for _ in 0..10 {
+    ///     for stage in &stages {
+    ///         engine.op(stage.clone()).push((), |()| {})?;
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn interned(text: &str) -> Self {
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(text);
+        let list = &INTERNED[hash as usize % INTERNED.len()];
+        if let Some(name) = find(list.load().as_ref(), text) {
+            return Self(Repr::Static(name));
+        }
+        let mut name = Box::leak(Box::<str>::from(text)) as &'static str;
+        list.rcu(|first| match find(first.as_ref(), text) {
+            Some(found) => {
+                // Another thread was faster. Its copy serves all; the other stays too.
+                name = found;
+                first.clone()
+            }
+            None => Some(Arc::new(Interned { name, next: first.clone() })),
+        });
+        Self(Repr::Static(name))
     }
 }
 

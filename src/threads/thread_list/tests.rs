@@ -77,7 +77,7 @@ fn assert_join_all_waits_for(release: mpsc::Sender<()>, threads: &Arc<ThreadList
 
 #[test]
 fn join_all_joins_threads_that_ended_on_their_own() {
-    let threads = Arc::new(ThreadList::new(STACK));
+    let threads = Arc::new(ThreadList::new(STACK, ThreadHooks::default()));
     (0..100).for_each(|_| spawn_short(&threads));
     threads.join_all();
     assert_eq!(threads.count(), (100, 0));
@@ -86,7 +86,7 @@ fn join_all_joins_threads_that_ended_on_their_own() {
 
 #[test]
 fn join_all_waits_for_the_destructors_of_a_thread_that_ended_on_its_own() {
-    let threads = Arc::new(ThreadList::new(STACK));
+    let threads = Arc::new(ThreadList::new(STACK, ThreadHooks::default()));
     let release = spawn_blocked(&threads, "blocked");
     for _ in 0..8 * MANY {
         spawn_short(&threads);
@@ -99,7 +99,7 @@ fn join_all_waits_for_the_destructors_of_a_thread_that_ended_on_its_own() {
 
 #[test]
 fn a_join_with_a_deadline_names_the_threads_that_have_not_ended() {
-    let threads = Arc::new(ThreadList::new(STACK));
+    let threads = Arc::new(ThreadList::new(STACK, ThreadHooks::default()));
     let (release, held) = mpsc::channel::<()>();
     let hold = move |_| _ = held.recv();
     threads.spawn(Lifetime::Passing, "held".to_owned(), hold).expect("a thread should start");
@@ -118,7 +118,7 @@ fn a_join_with_a_deadline_names_the_threads_that_have_not_ended() {
 
 #[test]
 fn a_join_with_a_deadline_names_the_threads_inside_destructors() {
-    let threads = Arc::new(ThreadList::new(STACK));
+    let threads = Arc::new(ThreadList::new(STACK, ThreadHooks::default()));
     let names = ["first", "second", "third"];
     let releases = names.map(|name| spawn_blocked(&threads, name));
     spawn_short(&threads);
@@ -144,7 +144,7 @@ fn a_join_with_a_deadline_names_the_threads_inside_destructors() {
 
 #[test]
 fn a_join_with_a_deadline_starts_a_helper_for_each_thread_inside_a_destructor() {
-    let threads = Arc::new(ThreadList::new(STACK));
+    let threads = Arc::new(ThreadList::new(STACK, ThreadHooks::default()));
     let releases = ["first", "second", "third"].map(|name| spawn_blocked(&threads, name));
     let inner = Arc::clone(&threads);
     let other = thread::spawn(move || inner.join_until(Instant::now() + 2 * AWHILE));
@@ -155,7 +155,7 @@ fn a_join_with_a_deadline_starts_a_helper_for_each_thread_inside_a_destructor() 
 
 #[test]
 fn a_join_ends_when_its_threads_are_not_to_end_any_more() {
-    let threads = Arc::new(ThreadList::new(STACK));
+    let threads = Arc::new(ThreadList::new(STACK, ThreadHooks::default()));
     let (release, held) = mpsc::channel::<()>();
     threads.spawn(Lifetime::Passing, "held".to_owned(), move |_| _ = held.recv()).expect("a thread should start");
     for limit in [None, Some(AWHILE)] {
@@ -181,7 +181,7 @@ fn a_join_ends_when_its_threads_are_not_to_end_any_more() {
 
 #[test]
 fn a_join_starts_no_helper_for_a_thread_that_is_being_joined() {
-    let threads = Arc::new(ThreadList::new(STACK));
+    let threads = Arc::new(ThreadList::new(STACK, ThreadHooks::default()));
     let release = spawn_blocked(&threads, "blocked");
     let inner = Arc::clone(&threads);
     let other = thread::spawn(move || inner.join_all());
@@ -216,7 +216,7 @@ fn a_thread_that_a_helper_is_about_to_join_needs_no_other_helper() {
 /// A helper's thread may take a while to end after the helper has found nothing more to join.
 #[test]
 fn join_all_waits_for_the_threads_of_helpers() {
-    let threads = Arc::new(ThreadList::new(STACK));
+    let threads = Arc::new(ThreadList::new(STACK, ThreadHooks::default()));
     let (release, held) = mpsc::channel::<()>();
     lock(&threads.list).helper_threads.push(thread::spawn(move || _ = held.recv()));
     assert_join_all_waits_for(release, &threads, "a helper");
@@ -224,7 +224,7 @@ fn join_all_waits_for_the_threads_of_helpers() {
 
 #[test]
 fn a_thread_that_panics_is_joined() {
-    let threads = Arc::new(ThreadList::new(STACK));
+    let threads = Arc::new(ThreadList::new(STACK, ThreadHooks::default()));
     threads
         .spawn(Lifetime::Passing, String::new(), |_| std::panic::resume_unwind(Box::new(())))
         .expect("a thread should start");
@@ -240,7 +240,7 @@ fn a_thread_whose_panic_has_a_payload_that_panics_is_joined() {
             std::panic::resume_unwind(Box::new(()));
         }
     }
-    let threads = Arc::new(ThreadList::new(STACK));
+    let threads = Arc::new(ThreadList::new(STACK, ThreadHooks::default()));
     threads
         .spawn(Lifetime::Passing, String::new(), |_| std::panic::resume_unwind(Box::new(PanicsOnDrop)))
         .expect("a thread should start");

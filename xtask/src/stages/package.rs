@@ -17,13 +17,15 @@ const WANTED: [&str; 8] = [
 ];
 
 /// The folders that belong only in the checkout.
-const UNWANTED: [&str; 14] = [
+const UNWANTED: [&str; 16] = [
     ".cargo/",
     ".ci/",
     ".config/",
     "benches/",
+    "capi/",
     "crates/",
     "derive/",
+    "examples/c/",
     "examples/frames/",
     "examples/gpu_pipeline/",
     "examples/train/",

@@ -1,9 +1,13 @@
 //! The sanitizers, on random programs and on planted bugs.
 
-use std::env;
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 use crate::tools::{
-    Cmd, Result, as_root, cargo, glob, has_nightly, install, is_linux_x86, read, require, skip, target,
+    Cmd, Result, as_root, cargo, empty_folder, glob, has_nightly, has_program, install, is_linux_x86, read, require,
+    skip, target,
 };
 
 /// The sanitizers run on one platform; naming it keeps build scripts from being instrumented.
@@ -59,16 +63,19 @@ const SANITIZERS: [Sanitizer; 3] = [
 impl Sanitizer {
     /// Starts `cargo test` on the program, with more arguments.
     fn test(&self, line: &str) -> Cmd {
+        self.cargo("test").args(PROGRAM.split(' ').chain(line.split_whitespace()))
+    }
+
+    /// Starts a command of cargo with the sanitizer.
+    fn cargo(&self, command: &str) -> Cmd {
         let symbolizer = glob("/usr/lib/llvm-*/bin/llvm-symbolizer").unwrap_or_default();
-        let mut test = cargo(if self.with_std { "-Zbuild-std" } else { "+nightly" });
+        let mut cargo = cargo(if self.with_std { "-Zbuild-std" } else { "+nightly" });
         if self.with_std {
-            test = test.env("RUSTC", "/usr/bin/rustc").env("RUSTC_BOOTSTRAP", "1");
+            cargo = cargo.env("RUSTC", "/usr/bin/rustc").env("RUSTC_BOOTSTRAP", "1");
         }
-        let suppressions = env::current_dir().unwrap_or_default().join("xtask/tsan.supp");
-        let options =
-            format!("halt_on_error=1 suppressions={} external_symbolizer_path={symbolizer}", suppressions.display());
-        test.args(["test", "--target", PLATFORM])
-            .args(PROGRAM.split(' ').chain(line.split_whitespace()))
+        let options = format!("{} external_symbolizer_path={symbolizer}", tsan_options());
+        cargo
+            .args([command, "--target", PLATFORM])
             .flags(&format!("sanitizers/{}", self.name), &format!("{} --cfg raddle_sanitized", self.flags))
             // The reports give lines.
             .env("CARGO_PROFILE_TEST_DEBUG", "line-tables-only")
@@ -79,7 +86,61 @@ impl Sanitizer {
     }
 
     fn build(&self) -> Result {
-        self.test("--no-run").run()
+        self.test("--no-run").run()?;
+        if self.is_for_c() { self.library_for_c().run() } else { Ok(()) }
+    }
+
+    /// Whether the examples of C run with the sanitizer. `capi/tests/c.rs` runs them with that of addresses, and GCC has
+    /// none of uninitialised memory.
+    fn is_for_c(&self) -> bool {
+        self.name == "thread"
+    }
+
+    /// The build of the library for C.
+    fn library_for_c(&self) -> Cmd {
+        self.cargo("build").args(["--package", "raddle-capi", "--lib", "--profile", "test"])
+    }
+
+    /// Runs the examples of C and C++, instrumented like the library.
+    fn run_examples_of_c(&self) -> Result {
+        if !has_program("cc") || !has_program("c++") {
+            skip("the examples of C with a sanitizer: there is no C compiler");
+            return Ok(());
+        }
+        self.library_for_c().run()?;
+        let folder = empty_folder("sanitizers")?;
+        // Without its token, the last stage of the pipeline races with the others.
+        let pipeline = read("examples/c/pipeline.c")?;
+        let (before, behind) = pipeline.split_once(".function = add_up").ok_or("pipeline.c has no `add_up`")?;
+        let planted =
+            format!("{before}.function = add_up{}", behind.replacen(".write_count = 1", ".write_count = 0", 1));
+        let planted_file = folder.join("planted.c");
+        std::fs::write(&planted_file, planted).map_err(|error| error.to_string())?;
+        for (compiler, source) in [("cc", "examples/c/pipeline.c"), ("c++", "examples/c/lambdas.cpp")] {
+            let program = self.compile(compiler, Path::new(source), &folder)?;
+            for _ in 0..20 {
+                Cmd::new(&program).env("TSAN_OPTIONS", tsan_options()).output()?;
+            }
+        }
+        let program = self.compile("cc", &planted_file, &folder)?;
+        let finds = || Cmd::new(&program).env("TSAN_OPTIONS", tsan_options()).capture().1.contains("data race");
+        // The race depends on the schedule: it was found in one run of four.
+        require((0..100).any(|_| finds()), "the planted race in `pipeline.c` was not reported")
+    }
+
+    /// Compiles a program of C or C++ with the sanitizer, and links it with the library and the runtime that the library
+    /// was compiled for.
+    fn compile(&self, compiler: &str, source: &Path, folder: &Path) -> Result<PathBuf> {
+        let program = folder.join(source.file_stem().unwrap_or_default());
+        let object = program.with_extension("o");
+        let flags = [&format!("-fsanitize={}", self.name), "-g", "-D_DEFAULT_SOURCE", "-Icapi", "-c", "-o"];
+        Cmd::new(compiler).args(flags).arg(&object).arg(source).run()?;
+        let runtime = format!("/usr/lib/rustlib/{PLATFORM}/lib/librustc-stable_rt.tsan.a");
+        let library = target("sanitizers").join(self.name).join(PLATFORM).join("debug/libraddle_capi.a");
+        let link = Cmd::new(compiler).arg("-o").arg(&program).arg(&object);
+        let link = link.args(["-Wl,--whole-archive", &runtime, "-Wl,--no-whole-archive"]).arg(library);
+        link.args(["-lpthread", "-ldl", "-lm", "-lrt"]).run()?;
+        Ok(program)
     }
 
     fn run(&self) -> Result {
@@ -91,7 +152,8 @@ impl Sanitizer {
         self.planted.iter().try_for_each(|(bug, words)| self.finds(bug, words))?;
         let (succeeds, text) = self.planted(self.harmless);
         let is_silent = succeeds && text.contains("test result: ok. 1 passed");
-        require(is_silent, format!("{text}\n`{}` was reported, although it has no bug", self.harmless))
+        require(is_silent, format!("{text}\n`{}` was reported, although it has no bug", self.harmless))?;
+        if self.is_for_c() { self.run_examples_of_c() } else { Ok(()) }
     }
 
     /// Runs a planted bug or the counterpart of one.
@@ -116,6 +178,11 @@ impl Sanitizer {
         }
         Err(format!("{last}\nthe planted bug `{bug}` was not reported as `{words}`"))
     }
+}
+
+fn tsan_options() -> String {
+    let suppressions = env::current_dir().unwrap_or_default().join("xtask/tsan.supp");
+    format!("halt_on_error=1 suppressions={}", suppressions.display())
 }
 
 /// Returns the sanitizers whose compilers are available.

@@ -7,6 +7,9 @@ use crate::tools::{Result, cargo, require};
 pub fn run() -> Result {
     cargo("test").run()?;
     cargo("test --package raddle-train --package frames --package gpu_pipeline").run()?;
+    cargo("test --package raddle-capi").run()?;
+    // Builds with debug assertions list their handles, which allocates.
+    cargo("test --profile bench --package raddle-capi --test allocations").run()?;
     cargo("test --features derive,metrics,tracing --test features").run()?;
     cargo("test --features derive,metrics,tracing --doc -- accesses to_").run()
 }

@@ -1,0 +1,689 @@
+//! Operations: descriptions, pushes, and what their functions receive.
+
+use std::{
+    cell::{Cell, OnceCell, RefCell},
+    ffi::{c_char, c_void},
+    ptr::null_mut,
+    time::{Duration, Instant},
+};
+
+use raddle::{
+    Completion, Engine, Group, OpBuilder, OpContext, OpHandle, Operator, Property, PushError, chosen::With, completion,
+    cx, error::BoxError,
+};
+
+use crate::{
+    engine::{Held, raddle_callback, raddle_engine},
+    failure::{Given, Payload, raddle_failure, report},
+    group::raddle_group,
+    handles::{self, limit, require_place, sized},
+    name::raddle_name,
+    status::{Refusal, Result, guarded, guarded_or, raddle_status, str_of},
+    token::raddle_token,
+    wait::{Then, raddle_done},
+};
+
+/// The function of an operation: receives its data and, for this call only, its context. Returns 0 if it succeeds;
+/// otherwise, the operation fails with this code. It must neither throw nor jump out.
+pub type raddle_function = Option<unsafe extern "C" fn(data: *mut c_void, context: *mut raddle_context) -> i32>;
+
+/// Flags of `raddle_op`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub enum raddle_flags {
+    /// The operation ends when its completion is used, which `raddle_context_completion` gives its function.
+    Async = 1,
+    /// It runs although a token that it names has failed.
+    RunAlways = 2,
+    /// Like `RADDLE_FLAGS_RUN_ALWAYS`, and it is never cancelled. For clean-ups.
+    Cleanup = 4,
+    /// If it is ready in its push, it runs there.
+    Eager = 8,
+    /// If a limit leaves no room, its push returns `RADDLE_STATUS_FULL` instead of waiting.
+    IfRoom = 16,
+    /// It runs in the lane of prioritized operations.
+    Prioritized = 32,
+}
+
+/// An operation to push. All zeros except `size` and `function` is an operation without tokens. A push reads it, and keeps
+/// nothing of it but the function and its data. `RADDLE_OP` sets the size.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct raddle_op {
+    /// `sizeof(raddle_op)`.
+    pub size: usize,
+    /// The name in failures, dumps and traces; all zeros: `unnamed`.
+    pub name: raddle_name,
+    /// What it does. Must not be null.
+    pub function: raddle_function,
+    /// For the function, on whatever thread that runs.
+    pub data: *mut c_void,
+    /// Called once with `data`, on any thread, once the function has returned or will not be called, also if the push is
+    /// refused; null: nothing. It may push, but must not wait for this operation.
+    pub drop: raddle_callback,
+    /// The tokens that it reads.
+    pub reads: *const raddle_token,
+    /// How many there are.
+    pub read_count: usize,
+    /// The tokens that it mutates.
+    pub writes: *const raddle_token,
+    /// How many there are.
+    pub write_count: usize,
+    /// The tokens that it mutates whatever they were before: if it succeeds, their failures are cleared.
+    pub overwrites: *const raddle_token,
+    /// How many there are.
+    pub overwrite_count: usize,
+    /// The group to which it belongs; all zeros: none.
+    pub group: raddle_group,
+    /// Ready operations of higher priority run first; 0 is the default.
+    pub priority: i32,
+    /// A union of `raddle_flags`.
+    pub flags: u32,
+    /// The nanoseconds from now after which it fails unless it has started; 0: no deadline.
+    pub deadline_ns: i64,
+}
+
+const KNOWN: u32 = 63;
+
+fn has(flags: u32, flag: raddle_flags) -> bool {
+    flags & flag as u32 != 0
+}
+
+/// What a running operation's function may ask for. Valid during the call, on its thread.
+#[allow(missing_debug_implementations, reason = "C knows only its address")]
+pub struct raddle_context<'a> {
+    context: &'a OpContext<'a>,
+    argument: *mut c_void,
+    completion: Cell<Option<Completion>>,
+    failure: RefCell<Option<Given>>,
+    engine: OnceCell<raddle_engine>,
+}
+
+impl Drop for raddle_context<'_> {
+    fn drop(&mut self) {
+        if let Some(mut engine) = self.engine.take() {
+            // SAFETY: `raddle_context_engine` made the handle, and its documentation forbids its use from now on.
+            let _ = unsafe { handles::take::<Held>(&raw mut engine.address) };
+        }
+    }
+}
+
+/// A C function with its data.
+#[derive(Debug)]
+struct Job {
+    function: unsafe extern "C" fn(*mut c_void, *mut raddle_context) -> i32,
+    data: Payload,
+}
+
+impl Job {
+    fn run(
+        &self,
+        context: &OpContext<'_>,
+        argument: *mut c_void,
+        completion: Option<Completion>,
+    ) -> std::result::Result<(), BoxError> {
+        let is_async = completion.is_some();
+        let mut context = raddle_context {
+            context,
+            argument,
+            completion: Cell::new(completion),
+            failure: RefCell::new(None),
+            engine: OnceCell::new(),
+        };
+        // SAFETY: the contract of `raddle_push` and `raddle_operator_new`: the function may be called with its data on
+        // any thread. The context lives during the call.
+        let code = unsafe { (self.function)(self.data.get(), (&raw mut context).cast()) };
+        if code == 0 {
+            return Ok(());
+        }
+        let given = context.failure.take().filter(|given| given.code == code);
+        let given = given.unwrap_or_else(|| Given {
+            code,
+            message: String::new(),
+            // SAFETY: there is no function.
+            payload: unsafe { Payload::new(null_mut(), None) },
+        });
+        match context.completion.take() {
+            Some(completion) if is_async => {
+                completion.fail(given);
+                Ok(())
+            }
+            _ => Err(given.into()),
+        }
+    }
+}
+
+/// A described operation, and what its push must not lose if it is refused.
+struct Described {
+    op: raddle_op,
+    job: Job,
+}
+
+impl Described {
+    /// # Safety
+    /// 1. `op` is null, or a `raddle_op` of the size that it states, whose function and `drop` may be called with its
+    ///    data as it says.
+    unsafe fn read(op: *const raddle_op) -> Result<Self> {
+        // SAFETY: (1). All of it may be 0.
+        let op = unsafe { sized(op) }?;
+        // SAFETY: (1).
+        let data = unsafe { Payload::new(op.data, op.drop) };
+        let Some(function) = op.function else { return Err(Refusal::invalid("`function` is null")) };
+        if op.flags & !KNOWN != 0 {
+            return Err(Refusal::invalid("`flags` contains what is not a `raddle_flags`"));
+        }
+        Ok(Self { op, job: Job { function, data } })
+    }
+
+    /// Calls `push` with the builder for the operation.
+    ///
+    /// # Safety
+    /// 1. The engine was not freed, nor what the operation names.
+    unsafe fn with_builder<R>(
+        self,
+        engine: raddle_engine,
+        push: impl FnOnce(OpBuilder<'_>, Job) -> std::result::Result<R, PushError>,
+    ) -> Result<R> {
+        let Self { op, job } = self;
+        // SAFETY: (1).
+        let name = unsafe { op.name.get() }?;
+        // Without a name, it would be called by its place, which is here for all.
+        let name = if name.is_empty() { "unnamed" } else { name };
+        let mut builder = if op.group.address.is_null() {
+            // SAFETY: (1).
+            let engine: &Engine = unsafe { engine.get() }?;
+            engine.op(name)
+        } else {
+            // SAFETY: (1).
+            let group: &Group = unsafe { handles::get(op.group.address) }?;
+            group.op(name)
+        };
+        if op.priority != 0 {
+            builder = builder.priority(op.priority);
+        }
+        if op.deadline_ns != 0 {
+            let from_now = Duration::from_nanos(op.deadline_ns.max(0).unsigned_abs());
+            if let Some(deadline) = Instant::now().checked_add(from_now) {
+                builder = builder.deadline(deadline);
+            }
+        }
+        if op.flags & !(raddle_flags::Async as u32) != 0 {
+            builder = flagged(builder, op.flags)?;
+        }
+        // SAFETY: (1).
+        let reads = unsafe { raddle_token::each(op.reads, op.read_count) }?;
+        // SAFETY: (1).
+        let writes = unsafe { raddle_token::each(op.writes, op.write_count) }?;
+        // SAFETY: (1).
+        let overwrites = unsafe { raddle_token::each(op.overwrites, op.overwrite_count) }?;
+        Ok(push(builder.reads(reads).writes(writes).overwrites(overwrites), job)?)
+    }
+}
+
+#[cold]
+fn flagged(mut builder: OpBuilder<'_>, flags: u32) -> Result<OpBuilder<'_>> {
+    if has(flags, raddle_flags::RunAlways) {
+        builder = builder.run_always();
+    }
+    if has(flags, raddle_flags::Cleanup) {
+        builder = builder.cleanup();
+    }
+    if has(flags, raddle_flags::Eager) {
+        builder = builder.eager();
+    }
+    if has(flags, raddle_flags::Prioritized) {
+        builder = builder.property(Property::CpuPrioritized);
+    }
+    if has(flags, raddle_flags::IfRoom) {
+        builder = builder.if_room()?;
+    }
+    Ok(builder)
+}
+
+/// Pushes an operation: it runs once everything before it in the queues of its tokens permits it, on a thread of the
+/// engine. Does not wait, unless a limit holds it back. Up to 16 tokens, nothing is allocated.
+///
+/// Returns `RADDLE_STATUS_OK`; otherwise, the function will not be called, and `drop` was: `RADDLE_STATUS_INVALID`,
+/// `RADDLE_STATUS_DELETED` or `RADDLE_STATUS_FOREIGN` for a token, `RADDLE_STATUS_SHUT_DOWN`, `RADDLE_STATUS_FULL` with
+/// `RADDLE_FLAGS_IF_ROOM`, `RADDLE_STATUS_UNFIT`.
+///
+/// Threads: any, also at the same time; all tokens agree on one order of pushes. In operations: permitted, also while
+/// the engine drains. After a fork: `RADDLE_STATUS_FORKED`.
+///
+/// # Safety
+/// 1. The engine was not freed, nor what the operation names. `op` is null or a `raddle_op` of the size that it states.
+/// 2. The function may be called with `data`, and then `drop`, on any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_push(engine: raddle_engine, op: *const raddle_op) -> raddle_status {
+    guarded(|| {
+        // SAFETY: (1) and (2).
+        let described = unsafe { Described::read(op) }?;
+        let is_async = has(described.op.flags, raddle_flags::Async);
+        let push = |builder: OpBuilder<'_>, job: Job| {
+            if is_async {
+                builder.try_push((cx(), completion()), move |(context, completion)| {
+                    job.run(context, null_mut(), Some(completion))
+                })
+            } else {
+                builder.try_push(cx(), move |context| job.run(context, null_mut(), None))
+            }
+        };
+        // SAFETY: (1).
+        unsafe { described.with_builder(engine, push) }
+    })
+}
+
+// --------------------------------------------------------------------------------------------------------- context ----
+
+/// The context behind a pointer that a function received.
+///
+/// # Safety
+/// 1. `context` is null, or that of the function that is running on this thread.
+unsafe fn context_at<'a>(context: *mut raddle_context<'a>) -> Result<&'a raddle_context<'a>> {
+    // SAFETY: (1): the context lives during the function's call.
+    unsafe { context.as_ref() }.ok_or_else(|| Refusal::invalid("a context is null"))
+}
+
+/// Returns a handle to the engine that runs the operation, for use until its function returns, and not to be freed. Null
+/// if the context is.
+///
+/// Threads: that of the function. In operations: only there. After a fork: permitted, and its calls are refused.
+///
+/// # Safety
+/// 1. The context is that of the running function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_context_engine(context: *mut raddle_context<'_>) -> raddle_engine {
+    guarded_or(raddle_engine { address: null_mut() }, || {
+        // SAFETY: (1).
+        let context = unsafe { context_at(context) }?;
+        let held = || Held::new(context.context.engine(), None);
+        Ok(*context.engine.get_or_init(|| raddle_engine { address: handles::boxed(held()) }))
+    })
+}
+
+/// Returns the argument that the operator's push has passed; null if there is none. It is freed after the call.
+///
+/// Threads: that of the function. In operations: only there. After a fork: permitted.
+///
+/// # Safety
+/// 1. The context is that of the running function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_context_argument(context: *mut raddle_context<'_>) -> *mut c_void {
+    // SAFETY: (1).
+    guarded_or(null_mut(), || Ok(unsafe { context_at(context) }?.argument))
+}
+
+/// Returns whether the operation was told to stop, by the shutdown of its engine or the cancellation of its group.
+///
+/// Threads: that of the function. In operations: only there. After a fork: permitted.
+///
+/// # Safety
+/// 1. The context is that of the running function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_context_is_cancelled(context: *mut raddle_context<'_>) -> bool {
+    // SAFETY: (1).
+    guarded_or(false, || Ok(unsafe { context_at(context) }?.context.is_cancelled()))
+}
+
+/// Says with what the function fails if it returns `code`, and returns `code`, which must not be 0:
+/// `return raddle_context_fail(context, 5, "disk full", NULL, NULL);`. `message` is copied, and may be null. `drop`,
+/// unless null, is called with `payload` once nobody can be told of the failure any more.
+///
+/// Threads: that of the function. In operations: only there. After a fork: permitted.
+///
+/// # Safety
+/// 1. The context is that of the running function. `message` is null or a C string.
+/// 2. `payload` may be used on any thread, and `drop` called once with it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_context_fail(
+    context: *mut raddle_context<'_>,
+    code: i32,
+    message: *const c_char,
+    payload: *mut c_void,
+    drop: raddle_callback,
+) -> i32 {
+    // SAFETY: (1) and (2).
+    let given = unsafe { given(code, message, payload, drop) };
+    guarded_or(code, || {
+        // SAFETY: (1).
+        unsafe { context_at(context) }?.failure.replace(Some(given));
+        Ok(code)
+    })
+}
+
+/// # Safety
+/// 1. `message` is null or a C string.
+/// 2. `payload` may be used on any thread, and `drop` called once with it.
+unsafe fn given(code: i32, message: *const c_char, payload: *mut c_void, drop: raddle_callback) -> Given {
+    // SAFETY: (2).
+    let payload = unsafe { Payload::new(payload, drop) };
+    // SAFETY: (1).
+    let message = unsafe { str_of(message) }.unwrap_or_default().to_owned();
+    Given { code, message, payload }
+}
+
+// ------------------------------------------------------------------------------------------------------ completion ----
+
+/// What ends an operation with `RADDLE_FLAGS_ASYNC`: four words, to be used once. All zeros: none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct raddle_completion {
+    /// Private.
+    pub words: [*mut c_void; 3],
+    /// Private.
+    pub number: usize,
+}
+
+impl raddle_completion {
+    const NONE: Self = Self { words: [null_mut(); 3], number: 0 };
+
+    fn new(completion: Completion) -> Self {
+        let number = handles::number::<Completion>();
+        handles::list::<Completion>(number);
+        Self { words: completion.into_raw(), number }
+    }
+
+    /// # Safety
+    /// 1. The completion is all zeros, or came from `new` and was not taken.
+    unsafe fn take(self) -> Result<Completion> {
+        if self.words == Self::NONE.words {
+            return Err(Refusal::invalid("a completion is null"));
+        }
+        handles::unlist::<Completion>(self.number)?;
+        // SAFETY: (1): the words are those of a completion.
+        Ok(unsafe { Completion::from_raw(self.words) })
+    }
+}
+
+/// Returns the completion of an operation with `RADDLE_FLAGS_ASYNC`, once: afterwards, and for other operations, all
+/// zeros. If the function returns 0 and has not taken it, the operation fails.
+///
+/// Threads: that of the function. In operations: only there. After a fork: permitted.
+///
+/// # Safety
+/// 1. The context is that of the running function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_context_completion(context: *mut raddle_context<'_>) -> raddle_completion {
+    guarded_or(raddle_completion::NONE, || {
+        // SAFETY: (1).
+        let completion = unsafe { context_at(context) }?.completion.take();
+        Ok(completion.map_or(raddle_completion::NONE, raddle_completion::new))
+    })
+}
+
+/// Ends the operation: it has succeeded. What this thread has written before is visible to the operations behind it.
+///
+/// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the completion is all zeros or was used.
+///
+/// Threads: any one, also foreign to the engine. In operations: permitted. After a fork: has no effect.
+///
+/// # Safety
+/// 1. The completion is all zeros or was not used.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_completion_complete(completion: raddle_completion) -> raddle_status {
+    guarded(|| {
+        // SAFETY: (1).
+        unsafe { completion.take() }?.complete();
+        Ok(())
+    })
+}
+
+/// Ends the operation: it has failed, with `code`, which must not be 0, a `message`, which is copied and may be null, and
+/// a `payload`, with which `drop`, unless null, is called once nobody can be told of the failure any more.
+///
+/// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the completion is all zeros or was used.
+///
+/// Threads: any one, also foreign to the engine. In operations: permitted. After a fork: has no effect.
+///
+/// # Safety
+/// 1. The completion is all zeros or was not used. `message` is null or a C string.
+/// 2. `payload` may be used on any thread, and `drop` called once with it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_completion_fail(
+    completion: raddle_completion,
+    code: i32,
+    message: *const c_char,
+    payload: *mut c_void,
+    drop: raddle_callback,
+) -> raddle_status {
+    // SAFETY: (1) and (2).
+    let given = unsafe { given(code, message, payload, drop) };
+    guarded(|| {
+        // SAFETY: (1).
+        unsafe { completion.take() }?.fail(given);
+        Ok(())
+    })
+}
+
+// ----------------------------------------------------------------------------------------------------------- handle ----
+
+/// The handle to a submitted operation, to wait for it or cancel it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct raddle_handle {
+    /// Private.
+    pub address: *mut c_void,
+}
+
+impl raddle_handle {
+    /// Takes the operation's handle at `handle`, and stores null there.
+    ///
+    /// # Safety
+    /// 1. `handle` is null or points to a handle that is null or not freed, and that only this call uses.
+    unsafe fn take(handle: *mut Self) -> Result<Box<OpHandle<()>>> {
+        // SAFETY: (1): the handle is its address.
+        let taken = unsafe { handles::take(handle.cast()) }?;
+        taken.ok_or_else(|| Refusal::invalid("a handle is null"))
+    }
+}
+
+/// Pushes an operation like `raddle_push`, and stores a handle to it at `handle`, for `raddle_handle_free` or a wait.
+/// Allocates.
+///
+/// Returns what `raddle_push` returns.
+///
+/// Threads: any. In operations: permitted. After a fork: `RADDLE_STATUS_FORKED`.
+///
+/// # Safety
+/// 1. As for `raddle_push`. `handle` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_submit(
+    engine: raddle_engine,
+    op: *const raddle_op,
+    handle: *mut raddle_handle,
+) -> raddle_status {
+    guarded(|| {
+        // SAFETY: (1).
+        let described = unsafe { Described::read(op) }?;
+        require_place(handle)?;
+        let is_async = has(described.op.flags, raddle_flags::Async);
+        let push = |builder: OpBuilder<'_>, job: Job| {
+            if is_async {
+                builder.try_submit((cx(), completion()), move |(context, completion)| {
+                    job.run(context, null_mut(), Some(completion))
+                })
+            } else {
+                builder.try_submit(cx(), move |context| job.run(context, null_mut(), None))
+            }
+        };
+        // SAFETY: (1).
+        let submitted = unsafe { described.with_builder(engine, push) }?;
+        // SAFETY: (1); it is not null.
+        unsafe { handle.write(raddle_handle { address: handles::boxed(submitted) }) };
+        Ok(())
+    })
+}
+
+/// Waits until the operation has ended, for at most `timeout_ns` nanoseconds; negative: no limit. Unless the time limit
+/// passes, the handle is used up: null is stored there.
+///
+/// Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED`, with the failure stored at `failure` unless that is null;
+/// `RADDLE_STATUS_TIMED_OUT`; or why it cannot wait here.
+///
+/// Threads: any one. In operations: permitted, but `RADDLE_STATUS_WOULD_DEADLOCK` if the operation waits for this one.
+/// After a fork: `RADDLE_STATUS_FORKED`.
+///
+/// # Safety
+/// 1. `handle` is null or points to a handle that only this call uses. `failure` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_handle_wait(
+    handle: *mut raddle_handle,
+    timeout_ns: i64,
+    failure: *mut raddle_failure,
+) -> raddle_status {
+    guarded(|| {
+        // SAFETY: (1).
+        let mut waiting = unsafe { raddle_handle::take(handle) }?;
+        // The longest limit is as good as none.
+        let result = waiting.wait_timeout(limit(timeout_ns).unwrap_or(Duration::MAX));
+        if matches!(result, Err(raddle::WaitError::TimedOut)) {
+            // SAFETY: (1); it is not null.
+            unsafe { handle.write(raddle_handle { address: handles::listed(waiting) }) };
+        }
+        // SAFETY: (1).
+        unsafe { report(result, failure) }
+    })
+}
+
+/// Calls `function` with `data` once the operation has ended: before this returns, or on a thread that ends it. Uses the
+/// handle up.
+///
+/// Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
+///
+/// Threads: any one. In operations: permitted. After a fork: calls `function` with `RADDLE_STATUS_FORKED`.
+///
+/// # Safety
+/// 1. `handle` is null or points to a handle that only this call uses.
+/// 2. `function` may be called once with `data`, on any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_handle_then(
+    handle: *mut raddle_handle,
+    function: raddle_done,
+    data: *mut c_void,
+) -> raddle_status {
+    guarded(|| {
+        // SAFETY: (2).
+        let then = unsafe { Then::new(function, data) }?;
+        // SAFETY: (1).
+        then.after(*unsafe { raddle_handle::take(handle) }?);
+        Ok(())
+    })
+}
+
+/// Cancels the operation unless it has started. With `quietly`, its tokens do not fail.
+///
+/// Returns whether it was cancelled.
+///
+/// Threads: any one. In operations: permitted. After a fork: false.
+///
+/// # Safety
+/// 1. The handle was not freed, nor used up by a wait.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_handle_cancel(handle: raddle_handle, quietly: bool) -> bool {
+    guarded_or(false, || {
+        // SAFETY: (1).
+        let handle: &OpHandle<()> = unsafe { handles::get(handle.address) }?;
+        Ok(if quietly { handle.cancel_quietly() } else { handle.cancel() })
+    })
+}
+
+/// Gives the handle up and stores null there. Null is permitted. The operation runs anyway.
+///
+/// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if it was used.
+///
+/// Threads: any one. In operations: permitted. After a fork: does nothing.
+///
+/// # Safety
+/// 1. `handle` is null or points to a handle that only this call uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_handle_free(handle: *mut raddle_handle) -> raddle_status {
+    // SAFETY: (1): the handle is its address.
+    guarded(|| unsafe { handles::take::<OpHandle<()>>(handle.cast()) }.map(drop))
+}
+
+// --------------------------------------------------------------------------------------------------------- operator ----
+
+/// An operation that was described once, to be pushed often, each time with an argument. Copies are the same handle.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct raddle_operator {
+    /// Private.
+    pub address: *mut c_void,
+}
+
+type COperator = Operator<With<Payload>>;
+
+/// Makes an operator and stores it at `made`. Its function may run several times at once, unless it mutates a token.
+/// `drop` is called with `data` after the last run, once the operator is freed.
+///
+/// Returns what `raddle_push` returns.
+///
+/// Threads: any. In operations: permitted. After a fork: `RADDLE_STATUS_FORKED`.
+///
+/// # Safety
+/// 1. As for `raddle_push`, but the function may be called any number of times, also at once. `made` is null or may be written
+///    to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_operator_new(
+    engine: raddle_engine,
+    op: *const raddle_op,
+    made: *mut raddle_operator,
+) -> raddle_status {
+    guarded(|| {
+        // SAFETY: (1).
+        let described = unsafe { Described::read(op) }?;
+        require_place(made)?;
+        let is_async = has(described.op.flags, raddle_flags::Async);
+        let make = |builder: OpBuilder<'_>, job: Job| {
+            if is_async {
+                builder.try_operator_with((cx(), completion()), move |(context, completion), argument: Payload| {
+                    job.run(context, argument.get(), Some(completion))
+                })
+            } else {
+                builder
+                    .try_operator_with(cx(), move |context, argument: Payload| job.run(context, argument.get(), None))
+            }
+        };
+        // SAFETY: (1).
+        let operator: COperator = unsafe { described.with_builder(engine, make) }?;
+        // SAFETY: (1); it is not null.
+        unsafe { made.write(raddle_operator { address: handles::boxed(operator) }) };
+        Ok(())
+    })
+}
+
+/// Pushes a run of the operator. `drop`, unless null, is called once with `argument`, after the run or instead of it, also
+/// if the push is refused. For operators of up to 16 tokens without options, nothing is allocated.
+///
+/// Returns what `raddle_push` returns.
+///
+/// Threads: any, also at the same time. In operations: permitted. After a fork: `RADDLE_STATUS_FORKED`.
+///
+/// # Safety
+/// 1. The operator was not freed.
+/// 2. `argument` may be used on any thread, and `drop` called once with it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_operator_push(
+    of: raddle_operator,
+    argument: *mut c_void,
+    drop: raddle_callback,
+) -> raddle_status {
+    // SAFETY: (2).
+    let argument = unsafe { Payload::new(argument, drop) };
+    // SAFETY: (1).
+    guarded(|| Ok(unsafe { handles::get::<COperator>(of.address) }?.push(argument)?))
+}
+
+/// Frees an operator and stores null there. Null is permitted. Runs that were pushed still run.
+///
+/// Returns `RADDLE_STATUS_OK`.
+///
+/// Threads: any one. In operations: permitted. After a fork: does nothing.
+///
+/// # Safety
+/// 1. `of` is null or points to a handle that is null or not freed, and that no other thread uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_operator_free(of: *mut raddle_operator) -> raddle_status {
+    // SAFETY: (1): the handle is its address.
+    guarded(|| unsafe { handles::take::<COperator>(of.cast()) }.map(drop))
+}
