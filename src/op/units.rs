@@ -8,12 +8,12 @@
 //! | `WAITS` | the operation is in a queue of the resources' [pool](crate::notify::stock) | `HELD`, or `NONE` if it is cancelled |
 //! | `HELD` | the operation has all its units | `STILL`, `NAMED`, `ENDED` |
 //! | `STILL` | its function waits, and has lent the units of bounds | `HELD`, `ENDED` |
-//! | `NAMED` | it has given back the units of bounds for good: its own work has ended, and it waits for its children; or it is a future that a poll has left pending, or whose guards have outlived it | `ENDED` |
+//! | `NAMED` | it has given back the units of bounds for good: its own work has ended, and it waits for its children; or its future has slept or ended | `ENDED` |
 //! | `ENDED` | it has given back all units | – |
 //!
-//! A child has units of its own, and so has each poll of a future in the state `NAMED`: the internal operation that polls
-//! it needs the units of the future's bounds ([`Units::of_polls`]). It needs none once the future was asked to stop
-//! ([`WaitNumber::end`]), since the poll then only drops the future.
+//! A child has units of its own, and so has each poll of a future in the state `NAMED`: the internal operation that
+//! polls it needs the units of the future's bounds ([`Units::of_polls`]). It needs none once the future was asked to
+//! stop ([`WaitNumber::end`]), since the poll then only drops the future.
 //!
 //! # Who may touch what
 //!
@@ -21,10 +21,10 @@
 //! * `number`: under the lock of the resources' pool. The polls of a future share it.
 //! * `state`: up to `HELD`, set by the owner of the ready operation, or by the thread that takes it out of its queue;
 //!   then by the thread whose wait begins or ends, the thread that ends the parent's work or polls the future, and the
-//!   thread that ends the operation, which may do so during a wait. Whoever leaves `HELD` gives back what `HELD` has and
-//!   the next state has not, and whoever leaves `STILL` or `NAMED` gives back the units that the operation names. The
-//!   thread that waits gives back the units of bounds that it has taken again after the wait if the operation has ended
-//!   meanwhile.
+//!   thread that ends the operation, which may do so during a wait. Whoever leaves `HELD` gives back what `HELD` has
+//!   and the next state has not, and whoever leaves `STILL` or `NAMED` gives back the units that the operation names.
+//!   The thread that waits gives back the units of bounds that it has taken again after the wait if the operation has
+//!   ended meanwhile.
 
 use std::{
     collections::HashMap,
