@@ -364,8 +364,9 @@ impl EngineBuilder {
 
     /// Lets at most this many operations run at a time, like `-j` of build tools. Default: no bound besides the number
     /// of [workers](Self::workers). 0 is treated as 1. Unlike the number of workers, this bound also covers functions
-    /// in [`blocking`](crate::blocking), asynchronous operations until they end, and all lanes. It does not cover
-    /// acquired variables, deletions, reads of values, and other operations of the engine itself.
+    /// in [`blocking`](crate::blocking), asynchronous operations until their completions are used, and all lanes. It
+    /// does not cover sleeping futures, acquired variables, deletions, reads of values, and other operations of the
+    /// engine itself.
     ///
     /// [`Group::jobs`](crate::Group::jobs) says what waits do, and the [guide](crate::guide::resources) says more. With
     /// a bound, each operation costs about as much as one in a group.

@@ -145,14 +145,16 @@ impl Group {
     }
 
     /// Lets at most this many of the group's operations run at a time, including those in nested groups: of the
-    /// operations pushed through any handle from now on, as many as `jobs` may be between their start and their end.
+    /// operations pushed through any handle from now on, as many as `jobs` may be between their start and their end,
+    /// besides those whose places are lent.
     /// Only the first call for a group has an effect; 0 is treated as 1. See the [guide](crate::guide::resources).
     ///
     /// While a function waits, for a variable, a result, a group or the end of a scope, its place is lent to another
     /// operation. When the wait is over, the function goes on as soon as there is a place, but after 100 ms at the
-    /// latest. A function in [`blocking`](crate::blocking) keeps its place, and so does a future until it has ended: it
-    /// must not await an operation that may find no place. A parent gives its place up when its own work has ended; each
-    /// child takes one.
+    /// latest. A function in [`blocking`](crate::blocking) keeps its place. A future has a place only while it is
+    /// polled: once it is woken, its next poll waits for a place like an operation that becomes ready, but a future that
+    /// is asked to stop is dropped without one. A parent gives its place up when its own work has ended; each child
+    /// takes one.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -43,7 +43,7 @@ impl Engine {
 /// need of each resource. Among equals, the one whose variables were free first goes first. Later ones may overtake it
 /// if their units are free and its own are not, but at most 32 of them: from then on, returned units are kept for it.
 /// So no operation starves among its equals. Nothing is kept for an operation while another one that holds units of one
-/// of its resources waits inside its function or for its children.
+/// of its resources waits inside its function or for its children, or is a future that has slept.
 ///
 /// # Waits inside operations
 ///

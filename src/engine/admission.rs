@@ -4,8 +4,9 @@
 //! [`admit`] is where ready operations are dispatched: it passes on an operation that needs no units, has them, or will
 //! not run in any case. Any other operation waits in a [pool](crate::notify::stock) until [`resume`] dispatches it
 //! again. An operation leaves its queue without units if it is cancelled: through its handle, which calls what
-//! [`admit`] has registered there, or with its group or its engine, by [`Core::withdraw_cancelled`]. If its deadline
-//! passes, it fails when it is admitted.
+//! [`admit`] has registered there, or with its group or its engine, by [`Core::withdraw_cancelled`]. The poll of a future
+//! that is asked to stop leaves in the same way, by [`Core::withdraw`]. If an operation's deadline passes, it fails when
+//! it is admitted.
 //!
 //! The states of an operation's units are in [`op::units`](crate::op::units).
 
@@ -31,7 +32,6 @@ use crate::{
         variable::failure_before,
     },
     scheduler::LONGEST_STAY,
-    sync::{Ordering::Relaxed, atomic::AtomicU64},
     tracker::{Op, OpRef, ReadyList},
 };
 
@@ -55,21 +55,18 @@ fn admit_limited(core: &Arc<Core>, op: OpRef<Task>) -> Option<OpRef<Task>> {
         return Some(op);
     }
     let (needs, band) = (units.needs(), op.band);
-    let number = Arc::new(AtomicU64::new(0));
     // SAFETY: (1): this thread owns the ready operation.
     if let Some(beside) = unsafe { op.beside() } {
-        let (core, needs, number) = (Arc::downgrade(core), needs.clone(), Arc::clone(&number));
+        let (core, needs, number) = (Arc::downgrade(core), needs.clone(), units.number().clone());
         beside.when_cancelled(move || {
             let Some(core) = core.upgrade().filter(|core| !core.is_forked()) else { return };
-            // Relaxed: stored under the lock under which it is read.
-            resume(&core, ResourceCore::withdraw(band, &needs, || number.load(Relaxed)));
+            resume(&core, ResourceCore::withdraw(band, &needs, || number.end()));
         });
     }
     let is_wanted = |waiter: &UnitsWaiter| !is_off(core, waiter);
     let note = |number_given: u64| {
         units.set(UnitsState::Waits);
-        // Relaxed: see above.
-        number.store(number_given, Relaxed);
+        units.number().set(number_given);
     };
     let waiter = UnitsWaiter::Op(op.into_ptr().cast());
     let (waiter, state) = match ResourceCore::enter(band, needs, waiter, is_wanted, note) {
@@ -90,7 +87,7 @@ fn will_be_skipped(core: &Core, op: &Op<Task>) -> bool {
     core.gpus().is_empty() && unsafe { failure_before(op) }.is_some()
 }
 
-/// Whether a waiting operation was cancelled.
+/// Whether a waiting operation was cancelled, or polls a future that was asked to stop.
 fn is_off(core: &Core, waiter: &UnitsWaiter) -> bool {
     let UnitsWaiter::Op(op) = waiter else { return false };
     let op: NonNull<Op<Task>> = op.cast();
@@ -101,7 +98,9 @@ fn is_off(core: &Core, waiter: &UnitsWaiter) -> bool {
     }
     // SAFETY: (1): the caller has the lock of the queue that owns the ready operation, or owns it.
     let is_cancelled = unsafe { op.beside() }.is_some_and(|beside| beside.claim().is_cancelled());
-    is_cancelled || core.is_cancelling() || op.task().limits().is_some_and(Limits::are_over)
+    let needs_none =
+        |limits: &Limits| limits.are_over() || limits.units().is_some_and(|units| units.number().is_ended());
+    is_cancelled || core.is_cancelling() || op.task().limits().is_some_and(needs_none)
 }
 
 /// Dispatches operations that have left their queues, and lets functions go on.
@@ -135,7 +134,7 @@ pub(super) fn give_back(core: &Arc<Core>, op: &Op<Task>) {
     match units.set(UnitsState::Ended) {
         UnitsState::Held => resume(core, ResourceCore::give_back(units.needs())),
         UnitsState::Still => resume(core, ResourceCore::give_back(&units.part(false))),
-        UnitsState::Parent => {
+        UnitsState::Named => {
             let named = units.part(false);
             resume(core, ResourceCore::hold_still(&named, false));
             resume(core, ResourceCore::give_back(&named));
@@ -182,11 +181,16 @@ impl Core {
         }
     }
 
-    /// Gives back the units of bounds that `op` holds, a parent whose own work has ended. From now on, the parent waits
-    /// for its children.
+    /// Withdraws an operation that waits for these units with a priority of `band`, and lets it not wait any more.
+    pub(crate) fn withdraw(self: &Arc<Self>, band: u8, units: &Units) {
+        resume(self, ResourceCore::withdraw(band, units.needs(), || units.number().end()));
+    }
+
+    /// Gives back the units of bounds that `op` holds: a parent whose own work has ended, so that it waits for its
+    /// children, or an operation whose future does not run.
     pub(crate) fn leave_bounds(self: &Arc<Self>, op: &Op<Task>) {
         let Some(units) = op.task().limits().and_then(Limits::units) else { return };
-        if units.change(UnitsState::Held, UnitsState::Parent) {
+        if units.change(UnitsState::Held, UnitsState::Named) {
             resume(self, ResourceCore::hold_still(units.needs(), true));
         }
     }
@@ -208,11 +212,9 @@ impl Core {
         };
         for (core, op) in &still {
             units_of(*op).into_iter().for_each(|units| resume(core, ResourceCore::hold_still(units.needs(), true)));
-            if !core.has_workers() {
-                // What has become ready was left to a loop around the wait.
-                core.run_deferred();
-            }
         }
+        // What has become ready without workers was left to loops around the wait. It may wait for any of these units.
+        still.iter().filter(|(core, _)| !core.has_workers()).for_each(|(core, _)| core.run_deferred());
         let result = wait();
         for (core, op) in still {
             // In a forked child, the operation belongs to the parent process.

@@ -18,6 +18,13 @@
 //!
 //! Polling and dropping the future are calls into program code, each in a frame of the operation.
 //!
+//! # Places
+//!
+//! Under a bound on running operations, the operation has a place during the first poll. It gives the place back if
+//! that poll leaves the future pending, and otherwise when the future has ended. Each later poll has a place of its own,
+//! for which the internal operation waits ([`admission`](crate::engine::admission)). A future that was asked to stop or is
+//! lost needs none, since it is only dropped.
+//!
 //! # Who may touch what
 //!
 //! * `started`: the thread that polls ([`PollState`]), or the owner of the last waker.
@@ -48,7 +55,9 @@ use crate::{
         limits::Limits,
         spec::{POLL, Spec},
         task::{ErasedJob, flag},
+        units::Units,
     },
+    scheduler::band_of,
     sync::cell::UnsafeCell,
     system::panics,
     values::kind::EngineKind,
@@ -147,6 +156,8 @@ impl StartedFuture {
             core.record_failure(&second);
             run::run_program_code(core, self.share.op(), None, || drop(second));
         }
+        // Guards may outlive the future.
+        core.leave_bounds(self.share.op());
         self.share.end(result);
     }
 }
@@ -157,6 +168,10 @@ struct FutureTask {
     core: Arc<Core>,
     priority: i32,
     lane: u8,
+    /// The flags of the operations that poll the future.
+    flags: u16,
+    /// The units that each poll but the first needs, if the operation has bounds.
+    units: Option<Box<Units>>,
     /// The future, or `None` once it has ended.
     started: UnsafeCell<Option<StartedFuture>>,
 }
@@ -210,8 +225,16 @@ impl FutureTask {
                 started.into_iter().for_each(|started| started.end(&self.core, result.clone()));
                 false
             }
-            Some(Poll::Pending) if self.state.pause() => {
-                if self.core.kind() == EngineKind::Naive {
+            Some(Poll::Pending) => {
+                self.started.with(|started| {
+                    // SAFETY: this thread polls, so it is the only user of the field.
+                    let started = unsafe { &*started };
+                    started.iter().for_each(|started| self.core.leave_bounds(started.share.op()));
+                });
+                if !self.state.pause() {
+                    return false;
+                }
+                if self.core.kind() == EngineKind::Naive && self.units.is_none() {
                     // Polls are not nested, since a future may wake itself often.
                     self.state.begin();
                     return true;
@@ -219,7 +242,7 @@ impl FutureTask {
                 self.queue();
                 false
             }
-            Some(Poll::Pending) | None => false,
+            None => false,
         }
     }
 
@@ -228,9 +251,15 @@ impl FutureTask {
         // A future to which only the signals refer is lost.
         started.listening = Listening::begin(signals, self);
         if started.listening.is_none() {
+            self.need_no_place();
             let must_queue = self.state.wake();
             debug_assert!(!must_queue, "this thread polls");
         }
+    }
+
+    /// Lets the polls wait for no place from now on.
+    fn need_no_place(self: &Arc<Self>) {
+        self.units.iter().for_each(|units| self.core.withdraw(band_of(self.priority), units));
     }
 
     /// Pushes an operation that polls the future.
@@ -241,8 +270,10 @@ impl FutureTask {
             task.run();
             Ok(())
         };
-        let spec = Spec { lane: self.lane, ..Spec::internal(POLL, self.priority, flag::NO_SKIP | flag::SILENT) };
-        let pushed = self.core.push(&spec, Location::caller(), &mut [], ErasedJob::new(without_sink(poll)));
+        let spec = Spec { lane: self.lane, ..Spec::internal(POLL, self.priority, self.flags) };
+        let mut job = ErasedJob::new(without_sink(poll));
+        self.units.iter().for_each(|units| job.limits_mut().set_units(units.of_polls()));
+        let pushed = self.core.push(&spec, Location::caller(), &mut [], job);
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 }
@@ -261,6 +292,9 @@ impl Wake for FutureTask {
 
 impl StopListener for FutureTask {
     fn stop(self: Arc<Self>) {
+        if !self.core.is_forked() {
+            self.need_no_place();
+        }
         self.wake_by_ref();
     }
 }
@@ -298,7 +332,9 @@ where
 {
     let Some(right) = call.take_right() else { return Ok(()) };
     let core = call.core();
-    right.task().limits().and_then(Limits::parent_of).iter().for_each(|family| family.begin_future());
+    let limits = right.task().limits();
+    limits.and_then(Limits::parent_of).iter().for_each(|family| family.begin_future());
+    let units = limits.and_then(Limits::units).and_then(Units::of_polls);
     let share = Share::new(right, core);
     let future = Box::pin(RunningFuture { future: Some(make(&share)), out });
     let task = FutureTask {
@@ -306,6 +342,8 @@ where
         core: Arc::clone(core),
         priority,
         lane: call.op().task().lane,
+        flags: flag::NO_SKIP | flag::SILENT | call.op().task().flags & flag::KEPT,
+        units,
         started: UnsafeCell::new(Some(StartedFuture { future, share, listening: None })),
     };
     Arc::new(task).run();

@@ -96,7 +96,8 @@ pub struct Stock<W> {
     taken: UnitCount,
     /// The units kept for waiters, as far as the present search has found.
     kept: UnitCount,
-    /// The number of operations that hold units and wait, for something or for their children.
+    /// The number of operations that hold units and wait, for something or for their children, or whose future has
+    /// slept.
     still: UnitCount,
     /// The pool, or one that has moved into it.
     pool: Arc<StockPool<W>>,

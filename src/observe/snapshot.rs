@@ -134,7 +134,8 @@ fn describe(core: &Core, op: &Op<Task>, has_started: bool, running: &HashMap<OpI
     let standings: Vec<Standing> = op.accesses().map(|access| access.standing()).collect();
     let units = task.limits().and_then(Limits::units);
     let waits_for_units = units.is_some_and(|units| units.state() == UnitsState::Waits);
-    let uses = units.filter(|units| waits_for_units || units.are_held()).into_iter().flat_map(Units::needs);
+    let lacks = units.filter(|_| waits_for_units).into_iter().flat_map(Units::needs);
+    let uses = lacks.chain(units.into_iter().flat_map(Units::held));
     let units = uses.map(|Need { resource, units }| PendingUnits {
         resource: resource.name().map(Name::to_string).unwrap_or_default(),
         units: *units,
@@ -353,10 +354,9 @@ impl FoundOps {
             let Some(units) = op.task().limits().and_then(Limits::units) else { continue };
             if units.state() == UnitsState::Waits {
                 waiting.push((index, units));
-            } else if units.are_held() {
-                for need in units.needs() {
-                    holders.entry(Arc::as_ptr(&need.resource)).or_default().push(index);
-                }
+            }
+            for need in units.held() {
+                holders.entry(Arc::as_ptr(&need.resource)).or_default().push(index);
             }
         }
         for (index, units) in waiting {

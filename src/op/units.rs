@@ -6,19 +6,25 @@
 //! |---|---|---|
 //! | `NONE` | the operation has no units, or needs none since it will be skipped | `WAITS`, `HELD`, `ENDED` |
 //! | `WAITS` | the operation is in a queue of the resources' [pool](crate::notify::stock) | `HELD`, or `NONE` if it is cancelled |
-//! | `HELD` | the operation has all its units | `STILL`, `PARENT`, `ENDED` |
+//! | `HELD` | the operation has all its units | `STILL`, `NAMED`, `ENDED` |
 //! | `STILL` | its function waits, and has lent the units of bounds | `HELD`, `ENDED` |
-//! | `PARENT` | its own work has ended, and it has given back the units of bounds; it waits for its children | `ENDED` |
+//! | `NAMED` | it has given back the units of bounds for good: its own work has ended, and it waits for its children; or its future has slept or ended | `ENDED` |
 //! | `ENDED` | it has given back all units | – |
+//!
+//! A child has units of its own, and so has each poll of a future in the state `NAMED`: the internal operation that
+//! polls it needs the units of the future's bounds ([`Units::of_polls`]). It needs none once the future was asked to
+//! stop ([`WaitNumber::end`]), since the poll then only drops the future.
 //!
 //! # Who may touch what
 //!
 //! * `needs`: constant.
+//! * `number`: under the lock of the resources' pool. The polls of a future share it.
 //! * `state`: up to `HELD`, set by the owner of the ready operation, or by the thread that takes it out of its queue;
-//!   then by the thread whose wait begins or ends, the thread that ends the parent's work, and the thread that ends the
-//!   operation, which may do so during a wait. Whoever leaves `HELD` gives back what `HELD` has and the next state has
-//!   not, and whoever leaves `STILL` or `PARENT` gives back the units that the operation names. The thread that waits
-//!   gives back the units of bounds that it has taken again after the wait if the operation has ended meanwhile.
+//!   then by the thread whose wait begins or ends, the thread that ends the parent's work or polls the future, and the
+//!   thread that ends the operation, which may do so during a wait. Whoever leaves `HELD` gives back what `HELD` has
+//!   and the next state has not, and whoever leaves `STILL` or `NAMED` gives back the units that the operation names.
+//!   The thread that waits gives back the units of bounds that it has taken again after the wait if the operation has
+//!   ended meanwhile.
 
 use std::{
     collections::HashMap,
@@ -32,7 +38,12 @@ use crate::{
         oneshot::Oneshot,
         stock::{self, Need, Stock},
     },
-    sync::{Mutex, Ordering::Relaxed, atomic::AtomicU8, lock},
+    sync::{
+        Mutex,
+        Ordering::Relaxed,
+        atomic::{AtomicU8, AtomicU64},
+        lock,
+    },
 };
 
 /// Who waits for units.
@@ -60,8 +71,33 @@ pub(crate) enum UnitsState {
     Waits,
     Held,
     Still,
-    Parent,
+    Named,
     Ended,
+}
+
+/// The number with which an operation waits for its units, or waited last.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct WaitNumber(Arc<AtomicU64>);
+
+impl WaitNumber {
+    /// The number of who is not to wait any more.
+    const ENDED: u64 = u64::MAX;
+
+    pub(crate) fn set(&self, number: u64) {
+        // Relaxed: the lock of the pool hands over the value.
+        self.0.store(number, Relaxed);
+    }
+
+    /// Lets the operation not wait any more. Returns the number with which it waits, if it does.
+    pub(crate) fn end(&self) -> u64 {
+        // Relaxed: the lock of the pool hands over the value.
+        self.0.swap(Self::ENDED, Relaxed)
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        // Relaxed: the lock of the pool hands over the value.
+        self.0.load(Relaxed) == Self::ENDED
+    }
 }
 
 /// The units that an operation needs.
@@ -69,6 +105,7 @@ pub(crate) enum UnitsState {
 pub(crate) struct Units {
     needs: Needs,
     state: AtomicU8,
+    number: WaitNumber,
 }
 
 impl Units {
@@ -96,7 +133,22 @@ impl Units {
             }
         }
         stock::join(&needs);
-        Ok((!needs.is_empty()).then(|| Box::new(Self { needs, state: AtomicU8::new(UnitsState::None as u8) })))
+        Ok(Self::of(needs, WaitNumber::default()))
+    }
+
+    fn of(needs: Needs, number: WaitNumber) -> Option<Box<Self>> {
+        let state = AtomicU8::new(UnitsState::None as u8);
+        (!needs.is_empty()).then(|| Box::new(Self { needs, state, number }))
+    }
+
+    /// Returns the units of an operation that polls the future of this one, if this one has bounds. For the second poll
+    /// and those after it, they are returned by the same call on the first one's.
+    pub(crate) fn of_polls(&self) -> Option<Box<Self>> {
+        Self::of(self.part(true), self.number.clone())
+    }
+
+    pub(crate) fn number(&self) -> &WaitNumber {
+        &self.number
     }
 
     pub(crate) fn needs(&self) -> &Needs {
@@ -125,15 +177,21 @@ impl Units {
         self.state.compare_exchange(from as u8, to as u8, Relaxed, Relaxed).is_ok()
     }
 
+    /// Returns the needs whose units the operation holds. A snapshot.
+    pub(crate) fn held(&self) -> impl Iterator<Item = &Need<UnitsWaiter>> {
+        let (has_all, has_named) = (self.state() == UnitsState::Held, self.are_held());
+        self.needs.iter().filter(move |need| has_all || has_named && !need.resource.is_bound())
+    }
+
     /// Whether the operation holds the units that it names.
     pub(crate) fn are_held(&self) -> bool {
-        matches!(self.state(), UnitsState::Held | UnitsState::Still | UnitsState::Parent)
+        matches!(self.state(), UnitsState::Held | UnitsState::Still | UnitsState::Named)
     }
 }
 
 fn state_of(state: u8) -> UnitsState {
-    use UnitsState::{Ended, Held, None, Parent, Still, Waits};
-    [None, Waits, Held, Still, Parent, Ended][usize::from(state)]
+    use UnitsState::{Ended, Held, Named, None, Still, Waits};
+    [None, Waits, Held, Still, Named, Ended][usize::from(state)]
 }
 
 /// Resources in whose pools operations may wait, and the bound of a group. Small as long as there are none.

@@ -3,18 +3,22 @@
 use raddle_testkit as common;
 
 use std::{
+    future::Future,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::SeqCst},
         mpsc,
     },
+    task::{Context, Poll},
     thread,
     time::{Duration, Instant},
 };
 
 use common::{AWHILE, Drops, Gate, Journal, KINDS, MOMENT, THREADED, eventually, failure, hold, on_kinds, watched};
 use raddle::{
-    Completion, Device, Engine, EngineKind, OpHandle, PushError, Resource, Shutdown, WaitError, chosen, completion, cx,
+    Completion, Device, Engine, EngineKind, Group, OpHandle, PushError, Resource, Shutdown, WaitError, chosen,
+    completion, cx,
     error::{Cause, Misfit},
     gpu::{SimulatedGpu, simulated::Clock},
     stream,
@@ -701,6 +705,262 @@ fn places_are_lent_during_waits() {
             }
         });
     }
+}
+
+/// A future that counts as running during its polls.
+struct CountedPolls<F>(Running, Pin<Box<F>>);
+
+impl<F: Future> Future for CountedPolls<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let Self(running, future) = &mut *self;
+        running.during(|| future.as_mut().poll(cx))
+    }
+}
+
+impl Running {
+    fn polls<F: Future>(&self, future: F) -> CountedPolls<F> {
+        CountedPolls(self.clone(), Box::pin(future))
+    }
+}
+
+/// Each operation, every other one a future, awaits another one, some levels deep.
+#[test]
+fn futures_lend_their_places_while_they_sleep() {
+    fn descend(engine: &Engine, group: &Group, running: &Running, depth: usize) -> OpHandle<usize> {
+        let (inside, same, counted) = (engine.clone(), group.clone(), running.clone());
+        let below = move || if depth == 0 { None } else { Some(descend(&inside, &same, &counted, depth - 1)) };
+        let (op, counted) = (if depth % 3 == 0 { engine.op("level") } else { group.op("level") }, running.clone());
+        let handle = if depth % 2 == 0 {
+            op.submit_future((), move |()| {
+                let future = async move {
+                    match below() {
+                        Some(below) => 1 + below.await.unwrap(),
+                        None => 0,
+                    }
+                };
+                counted.polls(future)
+            })
+        } else {
+            op.submit((), move |()| counted.during(&below).map_or(0, |below| 1 + below.wait().unwrap()))
+        };
+        handle.unwrap()
+    }
+    for kind in KINDS {
+        watched(move || {
+            for jobs in [1, 2] {
+                let engine = bounded(kind, 2, jobs);
+                let (running, group) = (Running::default(), engine.group().jobs(1));
+                let handles: Vec<_> = (0..4).map(|_| descend(&engine, &group, &running, 6)).collect();
+                for handle in handles {
+                    assert_eq!(handle.wait().unwrap(), 6, "{kind}");
+                }
+                // A push on a naive engine runs another operation in the middle of the one that has a place.
+                assert!(kind == EngineKind::Naive || running.most() <= jobs as u64, "{kind}: {}", running.most());
+            }
+        });
+    }
+}
+
+#[test]
+fn bounds_hold_for_the_polls_of_futures() {
+    for kind in THREADED {
+        watched(move || {
+            let engine = bounded(kind, 4, 3);
+            let (group, running, in_group) = (engine.group().jobs(2), Running::default(), Running::default());
+            let value = engine.var(0);
+            let gate = hold_outside(&engine, &value);
+            let arrived = Arc::new(AtomicU64::new(0));
+            for at in 0..40 {
+                let its_arrival = Arc::clone(&arrived);
+                let (inside, awaited, work) = (engine.clone(), value.clone(), Duration::from_micros(200));
+                let future = async move {
+                    for _ in 0..3 {
+                        raddle::blocking(|| thread::sleep(work));
+                        common::yield_now().await;
+                    }
+                    its_arrival.fetch_add(1, SeqCst);
+                    inside.get_async(&awaited).await.unwrap();
+                    raddle::blocking(|| thread::sleep(work));
+                };
+                let (counted, its) = (running.polls(future), in_group.clone());
+                if at % 2 == 0 {
+                    engine.op("").push_future((), |()| counted).unwrap();
+                } else {
+                    group.op("").push_future((), move |()| its.polls(counted)).unwrap();
+                }
+                let running = running.clone();
+                engine.op("").push((), move |()| running.during(|| thread::sleep(work))).unwrap();
+            }
+            eventually("all futures await the variable", || arrived.load(SeqCst) == 40);
+            // All of them are woken at once.
+            drop(gate);
+            engine.wait_for_all().unwrap();
+            assert_eq!((running.most(), in_group.most()), (3, 2), "{kind}");
+        });
+    }
+}
+
+/// A future that sleeps, or that was woken and waits for a place, is asked to stop while another operation has the only
+/// place.
+#[test]
+fn cancelled_futures_wait_for_no_place() {
+    for (kind, how, is_woken) in KINDS.iter().flat_map(|kind| (0..8).map(move |case| (*kind, case / 2, case % 2 == 0)))
+    {
+        watched(move || {
+            let engine = bounded(kind, 2, 1);
+            let (value, group, drops) = (engine.var(0), engine.group(), Drops::new());
+            let gate = hold_outside(&engine, &value);
+            let (inside, awaited, captured) = (engine.clone(), value.clone(), drops.make());
+            let op = if how == 1 { group.op("sleeper") } else { engine.op("sleeper") };
+            let op = if how == 2 { op.deadline(Instant::now() + 4 * MOMENT) } else { op };
+            let sleeper = op.submit_future((), move |()| async move {
+                captured.touch();
+                inside.get_async(&awaited).await.unwrap();
+                unreachable!("the future was cancelled");
+            });
+            let sleeper = sleeper.unwrap();
+            let (send, receive) = mpsc::channel::<Completion>();
+            engine.op("holder").push(completion(), move |done| send.send(done).unwrap()).unwrap();
+            let done = receive.recv_timeout(AWHILE).expect("the sleeper has given its place back");
+            let gate = if is_woken {
+                drop(gate);
+                None
+            } else {
+                Some(gate)
+            };
+            if is_woken && how != 2 {
+                thread::sleep(MOMENT);
+                assert!(!sleeper.is_done());
+            }
+            match how {
+                0 => assert!(!sleeper.cancel(), "the future has started"),
+                1 => group.cancel(),
+                2 => {}
+                _ => drop(engine.shutdown(Shutdown::Cancel, Some(MOMENT))),
+            }
+            let failure = failure(sleeper.wait());
+            let expected = if how == 2 { Cause::DeadlinePassed } else { Cause::Cancelled };
+            assert_eq!(failure.cause().to_string(), expected.to_string());
+            drops.assert_all_gone();
+            done.complete();
+            drop(gate);
+            engine.shutdown(Shutdown::Drain, None).unwrap();
+        });
+    }
+}
+
+#[test]
+fn guards_that_outlive_their_future_keep_no_place() {
+    for kind in KINDS {
+        watched(move || {
+            let engine = bounded(kind, 2, 1);
+            let value = engine.var(0);
+            let (give, given) = mpsc::channel();
+            let keeper =
+                engine.op("keeper").submit_future(value.write(), |guard| async move { give.send(guard).unwrap() });
+            let keeper = keeper.unwrap();
+            let user = engine.op("user").submit((), move |()| {
+                let mut guard = given.recv().unwrap();
+                *guard += 1;
+            });
+            user.unwrap().wait().unwrap();
+            keeper.wait().unwrap();
+            assert_eq!(engine.get(&value).unwrap(), 1);
+        });
+    }
+}
+
+/// A future that holds a unit awaits an operation that needs one, after another was pushed that needs both.
+#[test]
+fn nothing_is_kept_while_a_future_sleeps() {
+    on_kinds(&KINDS, 2, |engine| {
+        let two = engine.resource(2);
+        let (inside, same) = (engine.clone(), two.clone());
+        let outer = engine.op("outer").uses(&two, 1).submit_future((), move |()| async move {
+            let large = inside.op("large").priority(1).uses(&same, 2).submit((), |()| ()).unwrap();
+            (inside.op("small").uses(&same, 1).submit((), |()| 7).unwrap().await.unwrap(), large)
+        });
+        let (small, large) = outer.unwrap().wait().unwrap();
+        assert_eq!(small, 7);
+        large.wait().unwrap();
+    });
+}
+
+/// Functions and futures of random trees wait for those below them and cancel some of them, under bounds of the engine
+/// and of a group.
+#[test]
+fn random_trees_of_functions_and_futures_end_under_bounds() {
+    #[derive(Clone)]
+    struct Tree(Engine, Group, Running, Drops);
+
+    impl Tree {
+        fn grow(&self, seed: u64, depth: u64) -> OpHandle<()> {
+            let random = move |at: u64, below: u64| (seed.rotate_left(at as u32 * 7).wrapping_mul(ODD) >> 33) % below;
+            let Self(engine, group, running, drops) = self;
+            let op = if random(0, 2) == 0 { engine.op("level") } else { group.op("level") };
+            let op = op.priority(random(1, 3) as i32);
+            let (tree, captured, counted) = (self.clone(), drops.make(), running.clone());
+            let below = move || {
+                captured.touch();
+                let grow = |at| tree.grow(seed.wrapping_add(at).wrapping_mul(ODD), depth - 1);
+                let below: Vec<_> = (1..=if depth > 0 { random(2, 4) } else { 0 }).map(grow).collect();
+                let cancelled = below.iter().enumerate().filter(|&(at, _)| random(at as u64 + 3, 6) == 0);
+                cancelled.for_each(|(_, below)| _ = below.cancel());
+                below
+            };
+            let handle = if random(7, 3) == 0 {
+                op.submit((), move |()| counted.during(below).into_iter().for_each(|below| drop(below.wait())))
+            } else {
+                op.submit_future((), move |()| {
+                    counted.polls(async move {
+                        for below in below() {
+                            common::yield_now().await;
+                            drop(below.await);
+                        }
+                    })
+                })
+            };
+            handle.unwrap()
+        }
+    }
+
+    const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
+    for kind in KINDS {
+        for seed in 0..if cfg!(miri) { 1 } else { 12 } {
+            watched(move || {
+                let jobs = 1 + seed % 3;
+                let engine = bounded(kind, 3, jobs as usize);
+                let tree = Tree(engine.clone(), engine.group().jobs(1), Running::default(), Drops::new());
+                for at in 1..=6_u64 {
+                    drop(tree.grow((6 * seed + at).wrapping_mul(ODD), 3));
+                }
+                let _ = engine.wait_for_all();
+                let Tree(_, _, running, drops) = tree;
+                drops.assert_all_gone();
+                assert!(kind == EngineKind::Naive || running.most() <= jobs, "{kind}: {} of {jobs}", running.most());
+                engine.shutdown(Shutdown::Drain, None).unwrap();
+            });
+        }
+    }
+}
+
+/// What begins with a place that is lent may need one that an operation around the same wait lends.
+#[test]
+fn all_operations_around_a_wait_lend_their_places() {
+    on_kinds(&KINDS, 4, |engine| {
+        let [outer, inner] = [engine.group().jobs(1), engine.group().jobs(1)];
+        let (around, inside) = (outer.clone(), inner.clone());
+        let last = move || around.op("last").submit((), |()| 7).unwrap().wait().unwrap();
+        let middle = move || {
+            let next = inside.op("next").submit((), move |()| last()).unwrap();
+            next.wait().unwrap()
+        };
+        let first =
+            outer.op("first").submit((), move |()| inner.op("middle").submit((), |()| middle()).unwrap().wait());
+        assert_eq!(first.unwrap().wait().unwrap().unwrap(), 7);
+    });
 }
 
 #[test]
