@@ -1358,7 +1358,9 @@ impl<'e> OpBuilder<'e> {
     /// A run takes its value when it *starts*, from the place that it got when it was pushed. So a push that replaces
     /// has no place of its own: operations pushed between that run and this push come after the run, and see the newer
     /// value, although they were pushed before it was. If this matters, use `operator_with`. The handle, group, priority
-    /// and deadline of the run stay as they are, and if the run is cancelled or skipped, so is its newest value.
+    /// and deadline of the run stay as they are, and if the run is cancelled or skipped, so is its newest value. A push
+    /// that comes after a cancellation through the handle, or after an operation behind a skipped run has started, puts
+    /// its value into another run.
     ///
     /// With several runs, each receives the oldest value that is left when it starts: a push gives its value to the
     /// last run, that one's to the run before, and so on, at a cost in proportion to `most`. Runs are ordered by their

@@ -44,10 +44,10 @@ use crate::{
         room::{self, WhenRoom},
     },
     op::{
-        conflation::{Conflation, Offered, RunValue},
+        conflation::{Close, Closer, Conflation, Offered, RunValue},
         frame::Call,
         group_core::GroupCore,
-        job::{self, HandleJob, Out, without_sink},
+        job::{self, HandleJob, Out, closing, without_sink},
         limits::Limits,
         no_wait::{self, NoWait},
         spec::{Entries, Entry, MOST_SHORT, RefKind, Spec},
@@ -62,7 +62,7 @@ use crate::{
 pub(super) mod sealed {
     use std::{any::Any, panic::Location};
 
-    use crate::error::push_error::PushError;
+    use crate::{error::push_error::PushError, op::conflation::Close};
 
     /// What each push passes to the function of an operator.
     pub trait Parameters: Sized + 'static {
@@ -79,6 +79,9 @@ pub(super) mod sealed {
         }
         /// The argument.
         type Argument: Send + 'static;
+        /// What closes the argument of a run that will not start, if a push may replace the argument.
+        type Closer: Close;
+        fn closer(given: &Self::Given) -> Self::Closer;
         /// Called when a logged run has started: from now on, the argument is the one that its function receives.
         fn start(given: Self::Given) -> Self::Given {
             given
@@ -109,6 +112,9 @@ impl sealed::Parameters for () {
     type State = ();
     const CHOSEN: Option<usize> = Some(0);
     type Argument = ();
+    type Closer = ();
+
+    fn closer(_: &Self::Given) {}
 
     fn argument((): &()) -> &() {
         &()
@@ -133,6 +139,9 @@ impl<T: Send + 'static> sealed::Parameters for With<T> {
     type State = ();
     const CHOSEN: Option<usize> = Some(0);
     type Argument = T;
+    type Closer = ();
+
+    fn closer(_: &Self::Given) {}
 
     fn argument(given: &T) -> &T {
         given
@@ -166,6 +175,15 @@ impl<T: Send + 'static> sealed::Parameters for Newest<T> {
     }
 
     type Argument = T;
+    type Closer = Closer;
+
+    fn closer(given: &NewestValue<T>) -> Closer {
+        match given {
+            NewestValue::Here(value) => value.closer(),
+            NewestValue::Boxed(value) => value.closer(),
+            NewestValue::Taken(_) => unreachable!("the run has not been pushed"),
+        }
+    }
 
     fn start(given: NewestValue<T>) -> NewestValue<T> {
         NewestValue::Taken(Box::new(given.take()))
@@ -185,8 +203,12 @@ impl<T: Send + 'static> sealed::Parameters for Newest<T> {
         location: &'static Location<'static>,
     ) -> Option<Result<(), PushError>> {
         // The argument of a replayed run is that which it received, and is not replaced.
-        let given = NewestValue::Taken(Box::new(argument));
-        Some(operator.push_run::<false>(given, operator.inner().spec.priority, location))
+        let inner = operator.inner();
+        let push = |given| operator.push_run::<false>(given, inner.spec.priority, location);
+        Some(match &inner.state {
+            Values::Here(values) => values.push_unlisted(argument, |value| push(NewestValue::Here(value))),
+            Values::Boxed(values) => values.push_unlisted(Box::new(argument), |value| push(NewestValue::Boxed(value))),
+        })
     }
 }
 
@@ -212,7 +234,7 @@ impl<T> Values<T> {
 pub enum NewestValue<T> {
     Here(RunValue<T>),
     Boxed(RunValue<Box<T>>),
-    /// A value that no push replaces.
+    /// The value of a logged run that has started.
     Taken(Box<T>),
 }
 
@@ -236,6 +258,9 @@ impl<C: Chosen, T: Send + 'static> sealed::Parameters for On<C, T> {
     type State = C;
     const CHOSEN: Option<usize> = <C::Accesses<'static> as ScopedAccesses>::COUNT;
     type Argument = T;
+    type Closer = ();
+
+    fn closer(_: &Self::Given) {}
 
     fn argument((_, argument): &Self::Given) -> &T {
         argument
@@ -1067,7 +1092,8 @@ impl<P: Parameters> Operator<P> {
 
     /// Whether a push would now succeed without room.
     fn needs_no_room(&self) -> bool {
-        P::needs_no_room(&self.inner().state) && push::check_accepts(&self.inner().core).is_ok()
+        // In a forked child, no lock is taken.
+        push::check_accepts(&self.inner().core).is_ok() && P::needs_no_room(&self.inner().state)
     }
 
     /// Pushes a run of an operator that has all its variables.
@@ -1089,9 +1115,9 @@ impl<P: Parameters> Operator<P> {
                 }
             };
         };
-        let run = Uncounted(self.0.inner);
+        let (run, closer) = (Uncounted(self.0.inner), P::closer(&given));
         kept_boxed_if_large!(P::Given, given => {
-            let job = without_sink(move |call: &Call<'_>| run.get().call(call, given()));
+            let job = closing(closer, move |call: &Call<'_>| run.get().call(call, given()));
             push::push_short::<true, _>(&inner.core, name, location, &*inner.entries, job)
         })
     }
@@ -1141,21 +1167,22 @@ impl<P: Parameters> Operator<P> {
     ) -> Result<(), PushError> {
         let inner = self.inner();
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
+        let closer = P::closer(&given);
         // There are several kinds of jobs, since a job that owns nothing costs less to push and run.
         kept_boxed_if_large!(P::Given, given => match self.own() {
             own if inner.logged().is_some() => {
-                let job = without_sink(move |call: &Call<'_>| own.get().call_logged(call, &chosen, given()));
+                let job = closing(closer, move |call: &Call<'_>| own.get().call_logged(call, &chosen, given()));
                 if let Some(name) = inner.short_name.filter(|_| priority == 0 && !ADMITTED) {
                     return push::push_short::<true, _>(&inner.core, name, location, entries, job);
                 }
                 self.enqueue::<ADMITTED>(entries, priority, location, ErasedJob::new(job))
             }
             OperatorRef::Uncounted(run) => {
-                let job = without_sink(move |call: &Call<'_>| run.get().call(call, given()));
+                let job = closing(closer, move |call: &Call<'_>| run.get().call(call, given()));
                 self.enqueue::<ADMITTED>(entries, priority, location, ErasedJob::new(job))
             }
             OperatorRef::Counted(owner) => {
-                let job = without_sink(move |call: &Call<'_>| owner.get().call(call, given()));
+                let job = closing(closer, move |call: &Call<'_>| owner.get().call(call, given()));
                 self.enqueue::<ADMITTED>(entries, priority, location, ErasedJob::new(job))
             }
         })
@@ -1169,7 +1196,7 @@ impl<P: Parameters> Operator<P> {
         chosen: ChosenIds,
         location: &'static Location<'static>,
     ) -> Result<OpHandle<()>, PushError> {
-        let own = self.own();
+        let (own, closer) = (self.own(), P::closer(&given));
         let inner = self.inner();
         let is_async = inner.spec.flags & flag::ASYNC != 0;
         kept_boxed_if_large!(P::Given, given => {
@@ -1178,6 +1205,7 @@ impl<P: Parameters> Operator<P> {
                 if is_async { job::completing(f)(call, out) } else { job::returning(f)(call, out) }
             };
             let shared = job::shared(&inner.spec, location, f);
+            closer.closer().cloned().into_iter().for_each(|closer| shared.beside().set_closer(closer));
             let job = ErasedJob::new(HandleJob::new(Arc::clone(&shared)));
             let pushed = self.enqueue::<ADMITTED>(entries, inner.spec.priority, location, job);
             unless_refused(shared, pushed).map(|shared| OpHandle::new(shared, &inner.core))

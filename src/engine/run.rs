@@ -313,7 +313,10 @@ impl Core {
             mem::forget(result);
             return Epilogue::Nothing;
         }
-        if result.is_ok() && function != FnState::NotCalled {
+        if function == FnState::NotCalled {
+            // SAFETY: (1): this thread ends the operation.
+            unsafe { op.forgo() };
+        } else if result.is_ok() {
             result = publish(&op);
         }
         record::end(self, &op, function.outcome(&result), function);
@@ -372,6 +375,8 @@ pub(crate) fn pass_over(core: &Core, op: OpRef<Task>, ready: &mut ReadyList<Task
     if core.is_forked() {
         return Epilogue::Nothing;
     }
+    // SAFETY: (1): this thread ends the operation.
+    unsafe { op.forgo() };
     record::pass_over(core, &op);
     Epilogue::Completed(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
 }

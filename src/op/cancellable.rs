@@ -5,7 +5,7 @@
 //! 1. *Pushed*: the function is present, and the [`Claim`] is pending.
 //! 2. *Claimed*: the owner of the ready operation takes the function, and calls or drops it. The thread that ends the
 //!    operation sets the oneshot once the operation is complete.
-//! 3. *Cancelled* instead: the canceller sets the oneshot immediately and drops the function. The operation stays in
+//! 3. *Cancelled* instead: the canceller closes the value of a conflating operator's run, sets the oneshot immediately and drops the function. The operation stays in
 //!    the queues until its turn comes, and then fails with the same failure or, if it was cancelled quietly, changes
 //!    nothing.
 //!
@@ -36,6 +36,7 @@ use crate::{
         oneshot::Oneshot,
         stop_signal::{StopSignal, StopSource},
     },
+    op::conflation::Closer,
     sync::{
         Mutex,
         Ordering::Relaxed,
@@ -71,6 +72,8 @@ struct Rare {
     stop: StopSource,
     /// Called when the operation is cancelled, once its function has been dropped.
     withdraw: Option<Box<dyn FnOnce() + Send>>,
+    /// What closes the value of a conflating operator's run.
+    closer: Option<Closer>,
     /// The operation's accesses with their places, once it has started on an engine with a log.
     places: Vec<ObservedAccess>,
 }
@@ -212,6 +215,20 @@ impl<F: ?Sized> Cancellable<F> {
         lock(&self.rare).as_ref().map(|rare| rare.places.clone()).filter(|places| !places.is_empty())
     }
 
+    /// Sets what [`forgo`](Self::forgo) closes. Called before the push.
+    pub fn set_closer(&self, closer: Closer) {
+        lock(&self.rare).get_or_insert_default().closer = Some(closer);
+    }
+
+    /// Closes the value of the operation, which will not start, if it is a conflating operator's run. Called before
+    /// anyone can see this.
+    pub(super) fn forgo(&self) {
+        if removed(step::FORGO_BEFORE_TELLING) {
+            return;
+        }
+        lock(&self.rare).iter().filter_map(|rare| rare.closer.as_ref()).for_each(Closer::close);
+    }
+
     /// Returns the failure with which the operation fails if it is cancelled.
     pub(crate) fn failure(&self) -> OpError {
         let new = || OpError::new(&self.name, self.location, Cause::Cancelled, None);
@@ -258,10 +275,15 @@ impl Cancellable<dyn Function> {
     pub fn cancel(&self, how: Cancel, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         if !self.claim.cancel(how) {
+            if self.claim.is_cancelled() {
+                // The earlier canceller may not have done so yet.
+                self.forgo();
+            }
             let signal = lock(&self.rare).as_ref().and_then(|rare| rare.stop.made());
             signal.iter().for_each(|signal| signal.give());
             return false;
         }
+        self.forgo();
         if how == Cancel::Loudly {
             failure.record(failures);
         }
@@ -292,6 +314,7 @@ impl Cancellable<dyn Function> {
             None => false,
             Some(false) => true,
             Some(true) => {
+                self.forgo();
                 failure.record(failures);
                 tell(failure);
                 // SAFETY: (1): this thread has won the claim.

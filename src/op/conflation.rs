@@ -9,8 +9,12 @@
 //!
 //! | value | meaning | next |
 //! |---|---|---|
-//! | 0, 1 | the value is in the place of this number; the run has not started | the other one, by `replace`; `TAKEN` |
-//! | `TAKEN` | the run has started, or it was cancelled, skipped or refused, so its value was dropped | – |
+//! | 0, 1 | *open*: the value is in the place of this number | the other one, by `replace`; `CLOSED` and this number |
+//! | `CLOSED` and the number of a place | no push replaces the value: the run has started and taken it, or will not start and drops it | – |
+//!
+//! A run that is cancelled or skipped is [closed](Closer::close) before anyone can see this, but its value is dropped
+//! later, since the drop may run program code. So a push that comes after the cancellation or the skip does not put its
+//! value into that run.
 //!
 //! A push that enters a run takes these steps:
 //!
@@ -18,16 +22,18 @@
 //! 2. *Land*: the engine's push gives the run its place in the order.
 //! 3. *End*: it counts its run as entered, and lists it. If no other run was counted in between, every run that has
 //!    entered lies before this one. Otherwise nobody knows which lies where, and the list is void: its
-//!    [count](Listed::as_of) is not that of the runs that have entered.
+//!    [count](Listed::as_of) is not that of the runs that have entered. A run that is closed by then, for example
+//!    because its push has run it, is not listed and leaves a valid list valid: no listed run can overtake it.
 //!
-//! So while a list is valid, a listed run lies behind every run whose push has returned, except those listed after it.
+//! So while a list is valid, a listed run lies behind every run whose push has returned, except those that are closed or
+//! listed after it.
 //! A push that replaces therefore never overtakes an earlier one of its thread, nor any other push that had returned.
 //! It puts its value into the last listed run, the value from there into the run before, and so on, so that the runs
 //! receive the values in the order of their pushes. What comes out of the first one is dropped.
 //!
 //! # Who may touch what
 //!
-//! * The place that the word names: the thread that takes the value, after the exchange.
+//! * The place that the word names: the thread that takes the value, after it has closed the word.
 //! * The other place: the thread that holds the list's lock. It writes the new value there before its exchange and, if
 //!   the exchange succeeds, takes the old value from where that was; if the run has started instead, it takes the new
 //!   value back.
@@ -36,9 +42,10 @@
 //! # Progress
 //!
 //! No thread waits for the lock: one that fails to get it within [`TRIES`] tries enters a run, or does not list its own.
-//! The start of a run is a single exchange. A push that enters while another one does also tries that long, since otherwise
-//! neither of two runs that always enter at the same time would be listed, and the number of runs would grow. It grows
-//! too, as without conflation, while a thread is stopped that has the lock; the lock is held for a few exchanges.
+//! The start of a run is a single atomic operation. A push that enters while another one does also tries that long,
+//! since otherwise neither of two runs that always enter at the same time would be listed, and the number of runs would
+//! grow. It grows too, as without conflation, while a thread is stopped that has the lock; the lock is held for a few
+//! exchanges.
 //!
 //! # Edges
 //!
@@ -69,8 +76,8 @@ const TRIES: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 1 } else { 64 }
 /// The number of last tries before which the thread yields, so that a thread that was preempted continues. Not tuned.
 const YIELDS: usize = 8;
 
-/// The word of a cell whose value was taken.
-const TAKEN: u8 = 2;
+/// The bit of a cell's word that closes the cell.
+const CLOSED: u8 = 2;
 
 /// The value of a run that has not started.
 struct ValueCell<T> {
@@ -85,7 +92,7 @@ unsafe impl<T: Send> Sync for ValueCell<T> {}
 
 impl<T> fmt::Debug for ValueCell<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ValueCell").field("is_taken", &self.is_taken()).finish_non_exhaustive()
+        f.debug_struct("ValueCell").field("is_closed", &self.is_closed()).finish_non_exhaustive()
     }
 }
 
@@ -95,9 +102,9 @@ impl<T> ValueCell<T> {
         Self { word: AtomicU8::new(0), places }
     }
 
-    fn is_taken(&self) -> bool {
-        // Relaxed: only saves a `replace` that would fail.
-        self.word.load(Relaxed) == TAKEN
+    fn is_closed(&self) -> bool {
+        // Relaxed: once closed, a cell stays closed, and nothing is handed over.
+        self.word.load(Relaxed) & CLOSED != 0
     }
 
     /// Moves the value out of the place of this number.
@@ -114,25 +121,25 @@ impl<T> ValueCell<T> {
     /// # Safety
     /// 1. This is called once.
     unsafe fn take(&self) -> T {
-        let place = self.word.swap(TAKEN, acquire(edge::newest::TAKEN));
-        // SAFETY: (1): the word named the place of the value, which is this thread's now.
+        let place = self.word.fetch_or(CLOSED, acquire(edge::newest::TAKEN)) & !CLOSED;
+        // SAFETY: (1): the word names the place of the value, which is this thread's now.
         unsafe { self.read(place) }
     }
 
-    /// Puts `value` in place of the cell's value, which is returned. Returns `value` if the cell's was taken.
+    /// Puts `value` in place of the cell's value, which is returned. Returns `value` if the cell is closed.
     ///
     /// # Safety
     /// 1. This thread holds the lock of the list.
     unsafe fn replace(&self, value: T) -> Result<T, T> {
-        // Relaxed: changed only by this thread, which holds the lock, or to `TAKEN`.
+        // Relaxed: changed only by this thread, which holds the lock, or closed. A close that happened before is seen.
         let place = self.word.load(Relaxed);
-        if place == TAKEN {
+        if place & CLOSED != 0 {
             return Err(value);
         }
         let other = 1 - place;
         // SAFETY: (1): the place that the word does not name is this thread's, and contains no value.
         self.places[usize::from(other)].with_mut(|place| unsafe { (*place).write(value) });
-        // Relaxed on failure: the value was taken.
+        // Relaxed on failure: the cell was closed.
         match self.word.compare_exchange(place, other, release(edge::newest::REPLACED), Relaxed) {
             // SAFETY: (1): it has become the place that the word does not name. The lock, or the listing of the cell
             // under it, orders the write of the value before this.
@@ -159,10 +166,63 @@ impl<T> RunValue<T> {
     }
 }
 
+impl<T: Send + 'static> RunValue<T> {
+    /// Returns what closes the value if the run does not start.
+    pub fn closer(&self) -> Closer {
+        Closer(Arc::<ValueCell<T>>::clone(&self.0))
+    }
+}
+
 impl<T> Drop for RunValue<T> {
     fn drop(&mut self) {
         // SAFETY: (1): `take` would have prevented this drop.
         drop(unsafe { self.0.take() });
+    }
+}
+
+/// A cell of any type.
+trait AnyCell: fmt::Debug + Send + Sync {
+    fn close(&self);
+}
+
+impl<T: Send> AnyCell for ValueCell<T> {
+    fn close(&self) {
+        // Relaxed: a push that must not replace the value comes after this, so it sees the bit.
+        self.word.fetch_or(CLOSED, Relaxed);
+    }
+}
+
+/// Closes the value of a run that will not start.
+#[derive(Clone, Debug)]
+pub struct Closer(Arc<dyn AnyCell>);
+
+impl Closer {
+    /// Closes the value: no push that comes after this replaces it. Runs no program code, and does nothing if the run
+    /// has taken the value. May be called repeatedly, by several threads.
+    pub fn close(&self) {
+        self.0.close();
+    }
+}
+
+/// What closes the value of a run, if pushes may replace the value.
+pub trait Close: Send + 'static {
+    /// Whether pushes may replace the value.
+    const CLOSES: bool;
+    /// Returns what closes the value.
+    fn closer(&self) -> Option<&Closer>;
+}
+
+impl Close for () {
+    const CLOSES: bool = false;
+    fn closer(&self) -> Option<&Closer> {
+        None
+    }
+}
+
+impl Close for Closer {
+    const CLOSES: bool = true;
+    fn closer(&self) -> Option<&Closer> {
+        Some(self)
     }
 }
 
@@ -180,6 +240,19 @@ impl<T> Listed<T> {
             // No value is dropped: a run that has not started has a `RunValue`.
             self.cells.clear();
         }
+    }
+
+    /// Whether `most` runs are listed whose values may be replaced. Forgets others, in constant time on average.
+    fn is_full(&mut self, most: usize) -> bool {
+        while self.cells.front().is_some_and(|cell| cell.is_closed()) {
+            self.cells.pop_front();
+        }
+        if self.cells.len() >= most.min(self.cells.capacity()) {
+            self.cells.retain(|cell| !cell.is_closed());
+            // So the next time is that of a list of twice the length.
+            self.cells.reserve(self.cells.len());
+        }
+        self.cells.len() >= most
     }
 }
 
@@ -232,7 +305,7 @@ impl<T> Conflation<T> {
 
     /// Whether a push would now replace a value.
     pub fn would_replace(&self) -> bool {
-        self.try_lock().is_some_and(|mut listed| self.count_listed(&mut listed) == self.most)
+        self.try_lock().is_some_and(|mut listed| self.is_full(&mut listed))
     }
 
     /// Replaces the oldest value if as many runs wait as may be listed. Otherwise, begins to enter a run.
@@ -258,16 +331,31 @@ impl<T> Conflation<T> {
             }
             pause(tries.len());
         };
+        let (entering, value) = self.enter(since, value);
+        Offered::Enters(entering, value)
+    }
+
+    /// Calls `push` to enter a run whose value is never replaced.
+    pub fn push_unlisted<R, E>(&self, value: T, push: impl FnOnce(RunValue<T>) -> Result<R, E>) -> Result<R, E> {
+        let (entering, value) = self.enter(self.begin(), value);
+        let pushed = push(value);
+        if pushed.is_err() {
+            entering.refused();
+        }
+        pushed
+    }
+
+    /// Enters a run with this value. `since` runs had entered when this push began.
+    fn enter(&self, since: u64, value: T) -> (Entering<'_, T>, RunValue<T>) {
         pause::at(Point::ConflateBegun);
         let cell = Arc::new(ValueCell::new(value));
-        let entering = Entering { conflation: self, since, cell: Arc::clone(&cell), may_have_landed: true };
-        Offered::Enters(entering, RunValue(cell))
+        (Entering { conflation: self, since, cell: Arc::clone(&cell), may_have_landed: true }, RunValue(cell))
     }
 
     /// Puts `value` in the place of the last listed value, and so on; see the head of this module. Returns the oldest
     /// value, or `value` if it replaces none.
     fn replace(&self, listed: &mut Listed<T>, value: T) -> Result<T, T> {
-        if self.count_listed(listed) < self.most {
+        if !self.is_full(listed) {
             return Err(value);
         }
         let (mut value, mut replaces) = (value, false);
@@ -291,12 +379,11 @@ impl<T> Conflation<T> {
         Ok(value)
     }
 
-    /// Returns the number of listed runs that have not started.
-    fn count_listed(&self, listed: &mut Listed<T>) -> usize {
+    /// Whether a push replaces a value.
+    fn is_full(&self, listed: &mut Listed<T>) -> bool {
         // Relaxed: what this push must not overtake happened before it, so its run is counted.
         listed.renew(self.entered.load(Relaxed));
-        listed.cells.retain(|cell| !cell.is_taken());
-        listed.cells.len()
+        listed.is_full(self.most)
     }
 
     /// Begins to enter a run. Returns the number of runs that have entered.
@@ -352,25 +439,32 @@ impl<T> Entering<'_, T> {
         self.may_have_landed = false;
     }
 
-    /// Tells that the run has landed, and lists it. If another run was counted since this push began, the list is void.
+    /// Tells that the run has landed, and lists it. If another run was counted since this push began, the list is void,
+    /// unless the run is closed already: then no value that is replaced from now on overtakes its own.
     pub fn landed(mut self) {
         pause::at(Point::ConflateLanded);
         let listed = self.conflation.try_lock();
-        self.count();
+        let before = self.count();
         pause::at(Point::ConflateCounted);
         let Some(mut listed) = listed else { return };
+        if self.cell.is_closed() {
+            if listed.as_of == before {
+                listed.as_of = before + 1;
+            }
+            return;
+        }
         listed.renew(self.since);
-        if listed.cells.len() == self.conflation.most {
+        if listed.is_full(self.conflation.most) {
             listed.cells.pop_front();
         }
         listed.cells.push_back(Arc::clone(&self.cell));
         listed.as_of = self.since + 1;
     }
 
-    /// Counts the run as entered.
-    fn count(&mut self) {
+    /// Counts the run as entered. Returns how many had entered before.
+    fn count(&mut self) -> u64 {
         self.may_have_landed = false;
-        self.conflation.entered.fetch_add(1, release(edge::entered::ENDED));
+        self.conflation.entered.fetch_add(1, release(edge::entered::ENDED))
     }
 }
 

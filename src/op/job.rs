@@ -11,6 +11,7 @@ use crate::{
     notify::{claim::Claim, oneshot::Oneshot},
     op::{
         cancellable::Cancellable,
+        conflation::{Close, Closer},
         frame::Call,
         spec::Spec,
         task::{Beside, Claimed, Job, Remainder, flag},
@@ -23,6 +24,10 @@ use crate::{
 pub(crate) trait Sink: Send + 'static {
     /// [`Job::REPORTS`].
     const REPORTS: bool = true;
+    /// [`Job::FORGOES`].
+    const FORGOES: bool = false;
+    /// [`Job::forgo`].
+    fn forgo(&self) {}
     /// [`Job::claim`].
     fn claim(&self) -> Claimed {
         Claimed::Run
@@ -37,6 +42,20 @@ pub(crate) trait Sink: Send + 'static {
 
 impl Sink for () {
     const REPORTS: bool = false;
+    fn report(&mut self, _result: Result<(), &OpError>) -> Remainder {
+        Remainder::default()
+    }
+}
+
+/// The sink of an operator's run, which closes the run's value if the run does not start.
+pub(crate) struct Closes<C>(C);
+
+impl<C: Close> Sink for Closes<C> {
+    const REPORTS: bool = false;
+    const FORGOES: bool = C::CLOSES;
+    fn forgo(&self) {
+        self.0.closer().into_iter().for_each(Closer::close);
+    }
     fn report(&mut self, _result: Result<(), &OpError>) -> Remainder {
         Remainder::default()
     }
@@ -72,11 +91,25 @@ pub(crate) fn without_sink(f: impl FnOnce(&Call<'_>) -> Result<(), Cause> + Send
     FnJob::with((), move |call: &Call<'_>, (): &mut ()| f(call))
 }
 
+/// [`without_sink`] for an operator's run.
+#[inline(always)]
+pub(crate) fn closing<C: Close>(
+    closer: C,
+    f: impl FnOnce(&Call<'_>) -> Result<(), Cause> + Send + 'static,
+) -> impl Job {
+    FnJob::with(Closes(closer), move |call: &Call<'_>, _: &mut Closes<C>| f(call))
+}
+
 impl<F, S: Sink> Job for FnJob<F, S>
 where
     F: FnOnce(&Call<'_>, &mut S) -> Result<(), Cause> + Send + 'static,
 {
     const REPORTS: bool = S::REPORTS;
+    const FORGOES: bool = S::FORGOES;
+
+    fn forgo(&self) {
+        self.sink.forgo();
+    }
 
     fn claim(&self) -> Claimed {
         self.sink.claim()
@@ -190,6 +223,11 @@ where
 {
     const REPORTS: bool = true;
     const ENDS_EARLY: bool = true;
+    const FORGOES: bool = true;
+
+    fn forgo(&self) {
+        self.shared.iter().for_each(|shared| shared.beside().forgo());
+    }
 
     fn beside(&self) -> Option<&Beside> {
         self.shared.as_ref().map(|shared| shared.beside() as &Beside)

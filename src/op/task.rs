@@ -528,6 +528,15 @@ impl Op<Task> {
         unsafe { self.with_body(Body::started) }
     }
 
+    /// Tells the job that its function will not be called.
+    ///
+    /// # Safety
+    /// 1. This thread ends the operation.
+    pub(crate) unsafe fn forgo(&self) {
+        // SAFETY: (1) makes this thread the only user of the body.
+        unsafe { self.with_body(Body::forgo) }
+    }
+
     /// Drops the function if it was not called.
     ///
     /// # Safety
@@ -598,6 +607,10 @@ pub(crate) trait Job: Send + 'static {
     /// Whether `report` may be called while `start` runs on another thread. If not, it is not called once `start` was
     /// called for an asynchronous operation.
     const ENDS_EARLY: bool = false;
+    /// Whether [`forgo`](Self::forgo) does anything.
+    const FORGOES: bool = false;
+    /// Called once the function will not be called, before anyone can see this. Must not run program code.
+    fn forgo(&self) {}
     /// Claims the operation for the calling thread, which is about to start or skip it. May be called repeatedly.
     fn claim(&self) -> Claimed {
         match self.beside().map(|beside| (beside, beside.claim().start())) {
@@ -644,6 +657,8 @@ type Storage = [MaybeUninit<u64>; WORDS];
 struct VTable {
     start: unsafe fn(*mut (), &Call<'_>) -> Result<(), Cause>,
     discard: unsafe fn(*mut ()),
+    /// `None` if it [does nothing](Job::FORGOES).
+    forgo: Option<unsafe fn(*mut ())>,
     /// `None` if the job needs no drop.
     drop: Option<unsafe fn(*mut ())>,
     /// `None` unless the job [reports](Job::REPORTS).
@@ -700,6 +715,8 @@ impl VTable {
             start: __rust_begin_short_backtrace::<W>,
             // SAFETY: (1): the table is that of the stored job.
             discard: |storage| unsafe { &mut *job_at::<W>(storage) }.discard(),
+            // SAFETY: (1): the table is that of the stored job.
+            forgo: if W::FORGOES { Some(|storage| unsafe { &*job_at::<W>(storage) }.forgo()) } else { None },
             drop: match (fits::<W>(), needs_drop::<W>()) {
                 (true, false) => None,
                 // SAFETY: the table is that of the stored job.
@@ -840,6 +857,13 @@ impl Body {
     pub(crate) fn discard(&self) {
         // SAFETY: the storage holds the type that `vtable` was made for.
         unsafe { (self.vtable.discard)(self.storage) }
+    }
+
+    pub(crate) fn forgo(&self) {
+        if let Some(forgo) = self.vtable.forgo {
+            // SAFETY: the storage holds the type that `vtable` was made for.
+            unsafe { forgo(self.storage) }
+        }
     }
 
     /// Sets the result. `may_run` says whether the function may still be running.

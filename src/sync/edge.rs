@@ -808,6 +808,8 @@ edges! {
         Step LATE_SIGNAL_IS_GIVEN;
         /// `Listed::renew`: a run is not listed any longer once another run has entered that may lie behind it.
         Step LATER_RUNS_VOID;
+        /// `Cancellable::forgo`: the value of a cancelled run is closed before anyone can see the cancellation.
+        Step FORGO_BEFORE_TELLING;
     }
 
     /// Steps whose models have whole engines.

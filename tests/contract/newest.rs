@@ -3,22 +3,27 @@
 use raddle_testkit as common;
 
 use std::{
+    future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
     sync::{Arc, Mutex, OnceLock},
+    task::{Context, Wake, Waker},
     thread,
     time::Instant,
 };
 
 use common::{
-    Drops, Gate, KINDS, MOMENT, Meeting, PanicsOnDrop, THREADED, block_on, eventually, failure, hold, lock, on_kinds,
-    poll_once,
+    Drops, Gate, KINDS, MOMENT, Meeting, PanicsOnDrop, THREADED, block_on, eventually, failure, hold, lock, occupy,
+    on_kinds, poll_once,
     program::{Random, Source, fewer},
 };
 use raddle::{
     Conflated::{Pushed, Replaced},
-    Engine, Operator, PushError, Shutdown, Var,
+    Device, Engine, OpHandle, Operator, PushError, Shutdown, Var,
     chosen::Newest,
     error::{Misfit, NoAccess},
+    gpu::SimulatedGpu,
+    stream,
 };
 
 /// A variable, and an operator that adds the newest `most` values to it.
@@ -241,6 +246,120 @@ fn a_cancelled_run_takes_its_newest_value_with_it() {
         assert_eq!((drops.dropped(), add.dropped()), (2, 1));
         assert_eq!(engine.take(&list).unwrap().len(), 1);
     });
+}
+
+/// Calls its function when it wakes.
+struct Calls<F>(F);
+
+impl<F: Fn() + Send + Sync> Wake for Calls<F> {
+    fn wake(self: Arc<Self>) {
+        (self.0)();
+    }
+}
+
+/// Makes a run with this handle call `f` when its handle is woken.
+fn when_woken(run: &mut OpHandle<()>, f: impl Fn() + Send + Sync + 'static) {
+    let waker = Waker::from(Arc::new(Calls(f)));
+    assert!(Pin::new(run).poll(&mut Context::from_waker(&waker)).is_pending());
+}
+
+#[test]
+fn a_push_inside_a_cancellation_has_a_run_of_its_own() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (list, add) = list(&engine, 1);
+        let gate = hold(&engine, list.token());
+        let mut first = add.submit(1).unwrap().unwrap();
+        let (pushed, pushing) = (Arc::new(OnceLock::new()), add.clone());
+        let result = Arc::clone(&pushed);
+        when_woken(&mut first, move || result.set(pushing.push(2).unwrap()).unwrap());
+        assert!(first.cancel_quietly());
+        assert_eq!(pushed.get(), Some(&Pushed));
+        gate.open();
+        assert_eq!(engine.get(&list).unwrap(), [2]);
+    });
+}
+
+#[test]
+fn a_push_after_a_cancellation_of_another_thread_has_a_run_of_its_own() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (list, add) = list(&engine, 1);
+        for round in 0..fewer(2_000) {
+            let gate = hold(&engine, list.token());
+            let first = add.submit(usize::MAX).unwrap().unwrap();
+            thread::scope(|scope| {
+                scope.spawn(|| assert!(first.cancel_quietly()));
+                while !first.is_done() {
+                    std::hint::spin_loop();
+                }
+                assert_eq!(add.push(round).unwrap(), Pushed);
+            });
+            gate.open();
+        }
+        assert_eq!(engine.get(&list).unwrap(), (0..fewer(2_000)).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn a_push_that_learns_of_a_skip_has_a_run_of_its_own() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (list, add) = list(&engine, 1);
+        let gate = hold(&engine, list.token());
+        engine.op("fails").try_push(list.write(), |_| Err("failed".into())).unwrap();
+        let mut first = add.submit(1).unwrap().unwrap();
+        let (pushed, pushing, inside) = (Arc::new(OnceLock::new()), add.clone(), engine.clone());
+        let (result, cleared) = (Arc::clone(&pushed), list.clone());
+        when_woken(&mut first, move || {
+            inside.op("clear").push(cleared.overwrite(), Vec::clear).unwrap();
+            result.set(pushing.push(2).unwrap()).unwrap();
+        });
+        gate.open();
+        let _ = engine.wait_for_all();
+        assert_eq!(pushed.get(), Some(&Pushed));
+        assert_eq!(engine.get(&list).unwrap(), [2]);
+    });
+}
+
+/// The lane of a GPU leaves the drop of a skipped run's value to a worker, which is busy.
+#[test]
+fn a_push_after_a_skipped_run_whose_value_is_not_dropped_yet_has_a_run_of_its_own() {
+    common::watched(|| {
+        let engine = Engine::builder().workers(1).pin(false).gpu(SimulatedGpu::new()).build().unwrap();
+        let value = engine.var(0);
+        let set = engine.op("set").on(Device::Gpu(0));
+        let set = set.operator_newest(1, (value.write(), stream()), |(value, _), new| *value = new).unwrap();
+        engine.op("fails").try_push(value.write(), |_| Err("failed".into())).unwrap();
+        let _ = engine.wait_for_all();
+        let gate = occupy(&engine, 1);
+        set.push(1).unwrap();
+        let clear = engine.op("clear").on(Device::Gpu(0));
+        clear.submit((value.overwrite(), stream()), |(value, _)| *value = 5).unwrap().wait().unwrap();
+        assert_eq!(set.push(2).unwrap(), Pushed);
+        gate.open();
+        let _ = engine.wait_for_all();
+        assert_eq!(engine.get(&value).unwrap(), 2);
+    });
+}
+
+#[test]
+fn pushes_inside_a_run_that_its_push_runs_are_conflated() {
+    for kind in THREADED {
+        common::watched(move || {
+            let engine = Engine::builder().kind(kind).workers(1).pin(false).build().unwrap();
+            let (list, own) = (engine.var(Vec::new()), Arc::new(OnceLock::<Operator<Newest<i32>>>::new()));
+            let (inside, gate) = (Arc::clone(&own), occupy(&engine, 1));
+            let add = engine.op("add").eager().operator_newest(1, list.write(), move |list: &mut Vec<_>, value| {
+                list.push(value);
+                if value == 0 {
+                    assert_eq!(inside.get().unwrap().push(1).unwrap(), Pushed);
+                }
+            });
+            let add = add.unwrap();
+            assert!(own.set(add.clone()).is_ok());
+            assert_eq!([0, 2, 3].map(|value| add.push(value).unwrap()), [Pushed, Replaced, Replaced]);
+            gate.open();
+            assert_eq!(engine.get(&list).unwrap(), [0, 3]);
+        });
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::{
 
 use common::{Gate, hold, lock, watched};
 use raddle::{
-    Engine, EngineBuilder, EngineKind, Operator, Shutdown, Var,
+    Conflated, Engine, EngineBuilder, EngineKind, Operator, Shutdown, Var,
     chosen::{self, ChosenRead, ChosenWrite, On, With},
     cx,
     error::{BoxError, BuildError, ShutdownError},
@@ -603,6 +603,32 @@ fn a_conflating_operator_receives_the_arguments_that_it_received() {
                 replay.operator(&show, decode).operator(&step, decode).run().unwrap();
                 assert_eq!((engine.get(&seen).unwrap(), show.dropped()), (values.clone(), 0));
             }
+        }
+    });
+}
+
+#[test]
+fn no_live_push_of_a_conflating_operator_overtakes_a_replayed_run() {
+    watched(|| {
+        let world = |builder: EngineBuilder| {
+            let engine = builder.build().unwrap();
+            let seen = engine.var(Vec::<f64>::new());
+            let show = engine.op("show").operator_newest(1, seen.write(), |seen, value: f64| seen.push(value));
+            (engine, seen, show.unwrap().logged(encode))
+        };
+        let log = Log::new();
+        let (engine, _, show) = world(Engine::builder().workers(1).pin(false).log(&log));
+        show.push(2.0).unwrap();
+        engine.wait_for_all().unwrap();
+        let entries = log.entries().unwrap();
+        for kind in kinds() {
+            let (engine, seen, show) = world(kind);
+            let gate = hold(&engine, seen.token());
+            show.push(1.0).unwrap();
+            Replay::new(&engine, entries.clone()).operator(&show, decode).run().unwrap();
+            assert_eq!([3.0, 4.0].map(|value| show.push(value).unwrap()), [Conflated::Pushed, Conflated::Replaced]);
+            gate.open();
+            assert_eq!(engine.get(&seen).unwrap(), [1.0, 2.0, 4.0]);
         }
     });
 }

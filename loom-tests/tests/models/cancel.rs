@@ -12,9 +12,17 @@ use std::{
 use raddle::{
     Name, WaitError,
     error::Cause,
-    internals::{Cancel, Cancellable, Claim, Failures, Flavour, Function, StopListener},
+    internals::{Cancel, Cancellable, Claim, Conflation, Failures, Flavour, Function, Offered, StopListener},
 };
-use raddle_loom_tests::checker::{cell::UnsafeCell, thread};
+use raddle_loom_tests::checker::{
+    alloc::Track,
+    cell::UnsafeCell,
+    sync::atomic::{
+        AtomicBool,
+        Ordering::{Acquire, Release},
+    },
+    thread,
+};
 use raddle_loom_tests::{COMPLETE, kills, listen_beside_cancellation, model, pending};
 
 /// A value whose cell reports races.
@@ -145,6 +153,37 @@ fn a_scope_that_counts_out_a_cancelled_operation_ends_after_the_drop_of_the_func
     }
 }
 
+/// A push that comes after a cancellation, of which the canceller has told, does not put its value into the cancelled
+/// run.
+#[test]
+fn a_push_that_learns_of_a_cancellation_does_not_replace_the_value_of_the_cancelled_run() {
+    static OUTCOMES: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+    model(COMPLETE, Flavour::Contract, || {
+        let conflation = Arc::new(Conflation::new(1));
+        let Offered::Enters(entering, value) = conflation.offer(Track::new(1)) else { panic!("no run is listed") };
+        let closer = value.closer();
+        entering.landed();
+        let run = Arc::new(Cancellable::new(Claim::default(), Name::from("run"), Location::caller(), value));
+        run.set_closer(closer);
+        let run: Arc<Cancellable<dyn Function>> = run;
+        let told = Arc::new(AtomicBool::new(false));
+        let (its_run, tells) = (Arc::clone(&run), Arc::clone(&told));
+        let canceller = thread::spawn(move || {
+            its_run.cancel(Cancel::Quietly, &Arc::default(), |_| tells.store(true, Release));
+        });
+        let is_cancelled = told.load(Acquire);
+        let offered = conflation.offer(Track::new(2));
+        let replaces = matches!(offered, Offered::Replaced(_));
+        if let Offered::Enters(entering, _value) = offered {
+            entering.landed();
+        }
+        assert!(!(is_cancelled && replaces), "a value is lost in a cancelled run");
+        OUTCOMES[usize::from(is_cancelled)].fetch_add(1, Relaxed);
+        canceller.join().unwrap();
+    });
+    assert!(OUTCOMES.iter().all(|outcome| outcome.load(Relaxed) > 0), "the push always comes at the same time");
+}
+
 #[derive(Default)]
 struct Told(AtomicUsize);
 
@@ -260,6 +299,9 @@ kills! {
         "cleared::CLEARED": "Causality violation",
         "cleared::ABANDONED": "Causality violation",
         "step::DROP_BEFORE_END": "Causality violation" | "the function is alive",
+    }
+    a_push_that_learns_of_a_cancellation_does_not_replace_the_value_of_the_cancelled_run {
+        "step::FORGO_BEFORE_TELLING": "a value is lost in a cancelled run",
     }
     a_listener_that_comes_while_its_operation_is_cancelled_is_told {
         "step::SIGNAL_STAYS_GIVEN": "the listener was not told once",

@@ -119,6 +119,47 @@ fn no_value_overtakes_an_earlier_one_in_several_runs() {
     in_order(3, 2, 3);
 }
 
+/// A push runs its own run, whose function pushes again, while another thread pushes. A run that has started voids no
+/// list, and no value overtakes an earlier one.
+#[test]
+fn no_value_overtakes_an_earlier_one_inside_a_push() {
+    model(3, Contract, || {
+        let (conflation, places) = (Arc::new(Conflation::new(1)), Arc::new(Places::default()));
+        let other = {
+            let (conflation, places) = (Arc::clone(&conflation), Arc::clone(&places));
+            thread::spawn(move || push_all(&conflation, &places, 1, 2))
+        };
+        let mut received = Vec::new();
+        let value = |number| (0, number, Track::new(()));
+        if let Offered::Enters(entering, run) = conflation.offer(value(0)) {
+            let mut locked = places.lock().unwrap();
+            let runs = locked.is_empty();
+            if runs {
+                // It lies before all others, so it has started before any of them.
+                received.push(run.take());
+                drop(locked);
+                push(&conflation, &places, value(1));
+            } else {
+                locked.push(run);
+                drop(locked);
+            }
+            entering.landed();
+        }
+        push(&conflation, &places, value(2));
+        other.join().unwrap();
+        received.extend(places.lock().unwrap().drain(..).map(RunValue::take));
+        let received: Vec<_> = received.iter().map(|(thread, number, _)| (*thread, *number)).collect();
+        for thread in 0..2 {
+            let own = received.iter().filter(|value| value.0 == thread).map(|value| value.1);
+            assert!(own.is_sorted(), "a value overtakes an earlier one: {received:?}");
+        }
+        assert!(
+            [(0, 2), (1, 1)].contains(received.last().unwrap()),
+            "the last value is not received last: {received:?}"
+        );
+    });
+}
+
 /// A push that counts another run as entered comes after whatever gave that run its place.
 #[test]
 fn a_run_that_has_entered_has_its_place() {
@@ -156,6 +197,9 @@ kills! {
         "step::LATER_RUNS_VOID": "a value overtakes an earlier one" | "the last value is not received last",
     }
     no_value_overtakes_an_earlier_one_in_several_runs {
+        "step::LATER_RUNS_VOID": "a value overtakes an earlier one" | "the last value is not received last",
+    }
+    no_value_overtakes_an_earlier_one_inside_a_push {
         "step::LATER_RUNS_VOID": "a value overtakes an earlier one" | "the last value is not received last",
     }
     a_run_that_has_entered_has_its_place {
