@@ -23,7 +23,6 @@ use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
     fmt,
-    fs::File,
     io::{self, BufWriter, Write},
     panic::Location,
     path::{Path, PathBuf},
@@ -42,10 +41,11 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use super::{
     log_entries::{self, LogEntries},
     per_thread::{self, Ends, Nearest, WritingEnd},
+    profile_file::UnblockedFile,
 };
 use crate::{
     sync::{Mutex, arrivals::Arrivals, lock, mpsc, process::ProcessMark},
-    system::{panics, signals::without_signals},
+    system::panics,
     values::Name,
 };
 
@@ -125,7 +125,7 @@ struct LogShared {
 struct LogFile {
     path: PathBuf,
     /// Until the engine is built.
-    file: Mutex<Option<File>>,
+    file: Mutex<Option<UnblockedFile>>,
     /// The sender, whose drop tells the thread to write the rest and end.
     stop: Mutex<Option<mpsc::Sender<()>>>,
     /// Why the file is incomplete, if so.
@@ -135,7 +135,7 @@ struct LogFile {
 #[derive(Default)]
 struct LogState {
     rings: Vec<LogRing>,
-    /// What was collected, by stream, unless it goes to a file.
+    /// What was collected, by stream, and has not been written to a file.
     collected: BTreeMap<u32, Vec<u8>>,
     tables: Vec<u8>,
 }
@@ -195,10 +195,10 @@ impl Log {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the file cannot be created.
+    /// Returns an error if the file cannot be created, or is a pipe without a reader.
     pub fn file(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
-        let file = Mutex::new(Some(File::create(&path)?));
+        let file = Mutex::new(Some(UnblockedFile::create(&path)?));
         Ok(Self::with_file(Some(LogFile { path, file, stop: Mutex::new(None), error: OnceLock::new() })))
     }
 
@@ -235,11 +235,8 @@ impl Log {
             return LogEntries::read(&file.path);
         }
         let mut state = lock(&shared.state);
-        let LogState { rings, collected, tables } = &mut *state;
-        shared.collect(rings, |stream, bytes| collected.entry(stream).or_default().extend(bytes));
-        tables.append(&mut lock(&shared.tables));
-        let streams = collected.iter().map(|(&stream, bytes)| (stream, &bytes[..]));
-        Ok(LogEntries::parse(tables, streams, true))
+        shared.collect(&mut state);
+        Ok(LogEntries::parse(&state.tables, state.collected.values().map(Vec::as_slice), true))
     }
 
     /// Gives the log to an engine, and starts the thread that writes the file, if there is one. Returns `false` if
@@ -309,7 +306,12 @@ impl Log {
     /// Logs that the operation that this thread has just started is a run of the operator `operator`.
     #[inline]
     pub(crate) fn run(&self, operator: u32, chosen: &[u64], encode: impl FnOnce(&mut Vec<u8>)) {
-        self.with_writer(|writer| writer.run(&self.0, operator, chosen, encode));
+        // The encoding is program code, which may write to another log, so no writing end is in use meanwhile. If it panics
+        // or starts an operation here, the start is written without its argument.
+        let mut argument = self.with_writer(|writer| writer.made.take()).unwrap_or_default();
+        argument.clear();
+        encode(&mut argument);
+        self.with_writer(|writer| writer.run(&self.0, operator, chosen, argument));
     }
 
     /// Logs that an operation that has started fails.
@@ -329,7 +331,8 @@ impl Log {
 
     #[inline(always)]
     fn with_writer<R>(&self, f: impl FnOnce(&LogWriter) -> R) -> Option<R> {
-        // SAFETY: (1): the log's rings are dropped with it, except those that their threads have left.
+        // SAFETY: (1): the log's rings are dropped with it, except those that their threads have left, and no thread leaves
+        // a ring inside `f`, unless it then uses it no more. (2): `f` is one of this file's.
         unsafe { per_thread::with(self.0.number, || self.0.new_writer(), f) }
     }
 }
@@ -353,8 +356,9 @@ pub(crate) struct LoggedPlace {
 }
 
 impl LogShared {
-    /// Passes to `sink` what each ring has, which is a whole number of records.
-    fn collect(&self, rings: &mut Vec<LogRing>, mut sink: impl FnMut(u32, &[u8])) {
+    /// Collects what each ring has, which is a whole number of records, and the tables.
+    fn collect(&self, state: &mut LogState) {
+        let LogState { rings, collected, tables } = state;
         // A ring arrives after the one before it in its stream was written to its end.
         rings.extend(self.arrivals.take());
         rings.retain_mut(|ring| {
@@ -363,7 +367,9 @@ impl LogShared {
             let available = ring.bytes.slots();
             if let Ok(chunk) = ring.bytes.read_chunk(available) {
                 let (first, second) = chunk.as_slices();
-                [first, second].into_iter().filter(|part| !part.is_empty()).for_each(|part| sink(ring.stream, part));
+                if available > 0 {
+                    collected.entry(ring.stream).or_default().extend(first.iter().chain(second));
+                }
                 chunk.commit_all();
             }
             if is_over {
@@ -372,20 +378,21 @@ impl LogShared {
             }
             !is_over
         });
+        // Read last, so that nothing collected refers to what is missing.
+        tables.append(&mut lock(&self.tables));
     }
 
     /// Writes the log to the file until the sender of `stop` is dropped.
-    fn write(&self, file: File, stop: &mpsc::Receiver<()>) -> io::Result<()> {
-        let mut file = BufWriter::new(Unsignalled(file));
+    fn write(&self, file: UnblockedFile, stop: &mpsc::Receiver<()>) -> io::Result<()> {
+        let mut file = BufWriter::new(file);
         file.write_all(log_entries::MAGIC)?;
         loop {
             let is_last = matches!(stop.recv_timeout(INTERVAL), Err(RecvTimeoutError::Disconnected));
-            let mut streams = BTreeMap::<u32, Vec<u8>>::new();
             let mut state = lock(&self.state);
-            self.collect(&mut state.rings, |stream, bytes| streams.entry(stream).or_default().extend(bytes));
+            self.collect(&mut state);
+            let (streams, tables) = (std::mem::take(&mut state.collected), std::mem::take(&mut state.tables));
             drop(state);
-            // Read last and written first, so that nothing written refers to what is missing.
-            let tables = std::mem::take(&mut *lock(&self.tables));
+            // Written first, so that nothing written refers to what is missing.
             if !tables.is_empty() {
                 log_entries::write_block(&mut file, log_entries::TABLES, &tables)?;
             }
@@ -443,19 +450,6 @@ impl LogShared {
     }
 }
 
-/// A file, writes to which end the process by no signal.
-struct Unsignalled(File);
-
-impl Write for Unsignalled {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        without_signals(|| self.0.write(bytes))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
-    }
-}
-
 /// A thread's writing end.
 struct LogWriter {
     stream: u32,
@@ -501,12 +495,8 @@ impl LogWriter {
         log_entries::write_start(&mut self.started.borrow_mut(), head, site, accesses);
     }
 
-    fn run(&self, shared: &LogShared, operator: u32, chosen: &[u64], encode: impl FnOnce(&mut Vec<u8>)) {
-        // The memory is taken meanwhile, since the encoding is program code. If that panics or starts an operation here,
-        // the start is written without its argument.
-        let mut argument = self.made.take();
-        argument.clear();
-        encode(&mut argument);
+    /// Writes the start that is kept, if one is, as that of a run. Keeps the memory of `argument`.
+    fn run(&self, shared: &LogShared, operator: u32, chosen: &[u64], argument: Vec<u8>) {
         let mut started = self.started.borrow_mut();
         if !started.is_empty() {
             log_entries::write_run(&mut started, operator, chosen, &argument);

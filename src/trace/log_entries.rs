@@ -362,7 +362,7 @@ impl LogEntries {
             }
             rest = behind;
         }
-        Ok(Self::parse(&tables, streams.iter().map(|(&stream, bytes)| (stream, &bytes[..])), is_whole))
+        Ok(Self::parse(&tables, streams.values().map(Vec::as_slice), is_whole))
     }
 
     /// Returns the entries, in an order that is that of their starts on each thread.
@@ -390,11 +390,11 @@ impl LogEntries {
     }
 
     /// Reads records. `is_whole` is whether these are all bytes of the log.
-    pub(super) fn parse<'b>(tables: &[u8], streams: impl Iterator<Item = (u32, &'b [u8])>, is_whole: bool) -> Self {
+    pub(super) fn parse<'b>(tables: &[u8], streams: impl Iterator<Item = &'b [u8]>, is_whole: bool) -> Self {
         let mut read = Self { is_complete: is_whole, ..Self::default() };
         read.is_complete &= read.parse_tables(tables).is_some();
         let (mut failed, mut parents) = (Vec::new(), HashMap::new());
-        for (_, bytes) in streams {
+        for bytes in streams {
             read.is_complete &= read.parse_stream(bytes, &mut failed, &mut parents).is_some();
         }
         let by_op: HashMap<u64, usize> = read.entries.iter().enumerate().map(|(at, entry)| (entry.op, at)).collect();

@@ -16,7 +16,7 @@ pub(super) trait WritingEnd: Sized + 'static {
     fn ends() -> &'static LocalKey<Ends<Self>>;
     /// The end that the calling thread has used last, and its owner. A thread local of its own, since it needs no drop.
     fn nearest() -> &'static LocalKey<Nearest<Self>>;
-    /// Whether the owner is gone.
+    /// Whether the end may be removed: its owner is gone, or takes nothing any more.
     fn is_abandoned(&self) -> bool;
     /// Called instead of a drop as the thread ends.
     fn retire(self);
@@ -55,6 +55,7 @@ const NO_OWNER: u64 = u64::MAX;
 ///
 /// # Safety
 /// 1. The owner keeps what [`WritingEnd::is_abandoned`] asks for until this returns.
+/// 2. `f` runs no program code and does not call this function, which may remove ends.
 #[inline(always)]
 pub(super) unsafe fn with<W: WritingEnd, R>(
     owner: u64,
@@ -65,8 +66,8 @@ pub(super) unsafe fn with<W: WritingEnd, R>(
     if nearest != owner {
         end = find(owner, make)?;
     }
-    // SAFETY: the end is in its own allocation, which the thread's `Ends` own. An end is removed only by `find`, if its
-    // owner is gone, which is excluded (1), and by the drop of the `Ends`, which are not dropped inside `f` and then
+    // SAFETY: the end is in its own allocation, which the thread's `Ends` own. An end is removed only by `find`, if it is
+    // abandoned, which (1) and (2) exclude inside `f`, and by the drop of the `Ends`, which are not dropped inside `f` and then
     // make this function find nothing.
     Some(f(unsafe { &(*end).1 }))
 }

@@ -7,7 +7,7 @@
 
 use std::{
     fmt,
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io::{self, Read, Seek, Write},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering::Relaxed},
@@ -18,7 +18,7 @@ use crate::system::{panics, signals::without_signals};
 /// The file.
 #[derive(Debug)]
 pub(super) struct ProfileFile {
-    file: File,
+    file: UnblockedFile,
     pub(super) path: PathBuf,
 }
 
@@ -76,7 +76,7 @@ fn started(id: u32) -> Option<u64> {
 /// What was found at a path.
 enum FoundFile {
     /// A file that may be written, and is empty now.
-    Free(File),
+    Free(UnblockedFile),
     /// A profile of this process.
     Ours,
     /// A profile of another process that is still there.
@@ -135,13 +135,14 @@ impl FoundFile {
         let mut options = File::options();
         // A pipe that is also opened for reading would never be without a reader.
         options.read(!is_special).write(true).create(!is_special);
-        let mut file = imp::without_blocking(&mut options).open(path).map_err(imp::explain)?;
+        let opened = UnblockedFile::open(&mut options, path)?;
+        let mut file = &opened.0;
         if !file.metadata()?.is_file() {
-            return Ok(Self::Free(file));
+            return Ok(Self::Free(opened));
         }
-        let is_locked = imp::lock(&file);
+        let is_locked = imp::lock(file);
         let mut head = Vec::new();
-        (&file).take(HEAD).read_to_end(&mut head)?;
+        file.take(HEAD).read_to_end(&mut head)?;
         match ProcessName::found_in(&head) {
             Some(writer) if writer == ProcessName::current() => return Ok(Self::Ours),
             Some(writer) if !is_locked || writer.is_there() => return Ok(Self::Theirs),
@@ -153,22 +154,48 @@ impl FoundFile {
         }
         file.set_len(0)?;
         file.rewind()?;
-        Ok(Self::Free(file))
+        Ok(Self::Free(opened))
     }
 }
 
 impl Write for ProfileFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// A file that may be a pipe. Neither its opening nor a write to it waits for a reader for long, and no write ends the
+/// process by a signal.
+#[derive(Debug)]
+pub(super) struct UnblockedFile(File);
+
+impl UnblockedFile {
+    /// Opens a file to be written, which becomes empty.
+    pub(super) fn create(path: &Path) -> io::Result<Self> {
+        Self::open(File::options().write(true).create(true).truncate(true), path)
+    }
+
+    fn open(options: &mut OpenOptions, path: &Path) -> io::Result<Self> {
+        imp::without_blocking(options).open(path).map(Self).map_err(imp::explain)
+    }
+}
+
+impl Write for UnblockedFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
-            match without_signals(|| self.file.write(bytes)) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && imp::wait_until_writable(&self.file) => {}
+            match without_signals(|| self.0.write(bytes)) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && imp::wait_until_writable(&self.0) => {}
                 written => return written,
             }
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+        self.0.flush()
     }
 }
 

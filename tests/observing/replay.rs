@@ -632,3 +632,44 @@ fn no_live_push_of_a_conflating_operator_overtakes_a_replayed_run() {
         }
     });
 }
+
+/// An encoding may use another engine, whose log then makes an end on this thread.
+#[test]
+#[cfg(target_os = "linux")]
+fn an_encoding_may_log_elsewhere_after_its_own_log_has_ended() {
+    watched(|| {
+        let naive = |log: &Log| Engine::builder().kind(EngineKind::Naive).log(log).build().unwrap();
+        let log = Log::file("/dev/full").unwrap();
+        let engine = naive(&log);
+        let value = engine.var(0.0);
+        let add = engine.op("add").operator_with(value.write(), |value, by: f64| *value += by).unwrap();
+        let add = add.logged(move |by, bytes| {
+            let inner = Log::new();
+            let other = naive(&inner);
+            let total = other.var(0.0);
+            let mix = other.op("mix").operator_with(total.write(), |total, by: f64| *total += by).unwrap();
+            mix.logged(encode).push(*by).unwrap();
+            assert_eq!(inner.entries().unwrap().iter().count(), 1);
+            // As long as the rings that the log makes.
+            bytes.resize(1 << 16, 7);
+        });
+        (0..50).for_each(|by| {
+            add.push(f64::from(by)).unwrap();
+            thread::sleep(std::time::Duration::from_millis(1));
+        });
+        assert_eq!(engine.get(&value).unwrap(), 1225.0);
+        let error = engine.shutdown(Shutdown::Drain, None).unwrap_err();
+        assert!(matches!(error, ShutdownError::Log(..)), "{error}");
+    });
+}
+
+/// Nothing reads the pipe.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_pipe_without_a_reader_is_refused() {
+    let path = std::env::temp_dir().join(format!("raddle-log-pipe-{}", std::process::id()));
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let error = Log::file(&path).map(drop).unwrap_err();
+    fs::remove_file(&path).unwrap();
+    assert_eq!(error.to_string(), "the pipe or socket has no reader");
+}
