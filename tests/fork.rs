@@ -329,6 +329,17 @@ impl Fixture {
         }
     }
 
+    /// Calls `in_child` in a forked process, which must end well, and then checks that the parent is unaffected.
+    fn fork(self, what: &str, in_child: impl FnOnce(Self)) {
+        match fork() {
+            Some(child) => {
+                join(child, what);
+                self.assert_unaffected();
+            }
+            None => exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(|| in_child(self))).is_err())),
+        }
+    }
+
     /// Asserts in the parent that the fork has changed nothing, and shuts the engine down.
     fn assert_unaffected(self) {
         let Self { engine, idle, busy, failed, operator, pending, done, mut pending_wait, all, .. } = self;
@@ -581,20 +592,10 @@ macro_rules! tests {
 tests! {
     every_call_on_an_engine_of_the_parent_returns_an_error_in_a_child in in_a_child_every_call_ends {
         for kind in KINDS {
-            let fixture = Fixture::new(kind);
-            match fork() {
-                Some(child) => {
-                    join(child, &format!("calls on a {kind} engine"));
-                    fixture.assert_unaffected();
-                }
-                None => {
-                    let calls = || {
-                        fixture.assert_refuses();
-                        assert_new_engine_works(kind);
-                    };
-                    exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(calls)).is_err()));
-                }
-            }
+            Fixture::new(kind).fork(&format!("calls on a {kind} engine"), |parent| {
+                parent.assert_refuses();
+                assert_new_engine_works(kind);
+            });
         }
     }
 
@@ -622,27 +623,17 @@ tests! {
         assert_eq!(unsafe { libc::pthread_atfork(None, None, Some(build)) }, 0);
         for kind in KINDS {
             *lock(&KIND) = kind;
-            let fixture = Fixture::new(kind);
-            match fork() {
-                Some(child) => {
-                    join(child, &format!("an engine that a handler has built: {kind}"));
-                    fixture.assert_unaffected();
-                }
-                None => {
-                    let calls = || {
-                        fixture.assert_refuses();
-                        let (parent, var) = built("in a child");
-                        forked("the engine that a handler has built in a grandchild", || {
-                            assert_engine_refuses(&parent);
-                            assert_token_refused(&parent, var.token());
-                            let _ = built("in a grandchild");
-                            assert_new_engine_works(kind);
-                        });
-                        assert_eq!(parent.get(&var).unwrap(), 3);
-                    };
-                    exit(i32::from(panic::catch_unwind(panic::AssertUnwindSafe(calls)).is_err()));
-                }
-            }
+            Fixture::new(kind).fork(&format!("an engine that a handler has built: {kind}"), |parent| {
+                parent.assert_refuses();
+                let (child, var) = built("in a child");
+                forked("the engine that a handler has built in a grandchild", || {
+                    assert_engine_refuses(&child);
+                    assert_token_refused(&child, var.token());
+                    let _ = built("in a grandchild");
+                    assert_new_engine_works(kind);
+                });
+                assert_eq!(child.get(&var).unwrap(), 3);
+            });
         }
     }
 

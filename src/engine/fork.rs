@@ -8,7 +8,8 @@
 //!
 //! The handler takes no lock, allocates nothing and logs nothing, because another thread may have been doing any of
 //! these things when the process forked. It runs after those that the program registered before it built an engine. If
-//! one of those builds an engine in the child, [`begin`] does the handler's work first.
+//! one of those builds an engine in the child, [`begin`] does the handler's work first. The handlers in the parent only
+//! count the forks in progress.
 //!
 //! # States of a slot
 //!
@@ -137,7 +138,7 @@ mod imp {
         ptr::{NonNull, null_mut},
         sync::{
             Arc,
-            atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering::Relaxed},
+            atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering::Relaxed},
         },
     };
 
@@ -158,24 +159,29 @@ mod imp {
     /// The engines of the process.
     static ENGINES: Slots<Core> = Slots { head: AtomicPtr::new(null_mut()) };
 
-    /// The id of the process that has called [`begin`], or 0.
+    /// Whether the fork handlers are registered.
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+
+    /// The number of forks for which [`before_fork`] has run, but neither [`in_parent`] nor [`leave_parent`].
+    static FORKING: AtomicUsize = AtomicUsize::new(0);
+
+    /// The id of this process once it has begun to use engines or left those of its parent, or 0.
     static PROCESS: AtomicI32 = AtomicI32::new(0);
 
-    /// Whether [`begin`] has done the work of [`in_child`] in this process.
-    static BEGUN: AtomicBool = AtomicBool::new(false);
-
     pub(super) fn begin() {
+        // Relaxed: in a child, this is the thread that forked, or one that it has started.
+        if REGISTERED.load(acquire(edge::handler::FOUND)) && FORKING.load(Relaxed) == 0 {
+            return;
+        }
         // SAFETY: `getpid` has no preconditions.
         let own = unsafe { libc::getpid() };
         // Relaxed: if the process has changed, this is the child's only thread, in a handler of the program.
-        let before = PROCESS.load(Relaxed);
-        if before != own && before != 0 {
-            leave_parent();
-            // Relaxed: as above.
-            BEGUN.store(true, Relaxed);
+        match PROCESS.load(Relaxed) {
+            // Relaxed: several threads may store the same number.
+            0 => PROCESS.store(own, Relaxed),
+            before if before != own => leave_parent(own),
+            _ => {}
         }
-        // Relaxed: as above. The first process may store the same number on several threads.
-        PROCESS.store(own, Relaxed);
     }
 
     pub(super) fn watch(core: NonNull<Core>) {
@@ -190,13 +196,12 @@ mod imp {
     /// Registers the fork handlers. Takes no lock of its own, because another thread might hold that lock when the
     /// process forks. If two threads register the handlers at the same time, they are called twice, which is harmless.
     fn register() {
-        static REGISTERED: AtomicBool = AtomicBool::new(false);
         if REGISTERED.load(acquire(edge::handler::FOUND)) {
             return;
         }
         epoch::make_default();
         // SAFETY: the handlers are functions that exist as long as the process does, and they take no lock.
-        let result = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
+        let result = unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
         if result == 0 {
             REGISTERED.store(true, release(edge::handler::REGISTERED));
         } else {
@@ -208,22 +213,30 @@ mod imp {
     /// Runs on the thread that forks.
     extern "C" fn before_fork() {
         // Relaxed: the child has only this thread.
-        BEGUN.store(false, Relaxed);
+        FORKING.fetch_add(1, Relaxed);
+    }
+
+    /// Runs on the thread that has forked, or has failed to.
+    extern "C" fn in_parent() {
+        // Relaxed: only a count.
+        FORKING.fetch_sub(1, Relaxed);
     }
 
     /// Runs on the child's only thread, before the program's code, except for that of handlers registered earlier.
     extern "C" fn in_child() {
         // Relaxed: there is no other thread, or one that this thread has started since it stored the value.
-        if !BEGUN.load(Relaxed) {
-            leave_parent();
+        if FORKING.load(Relaxed) > 0 {
             // SAFETY: `getpid` has no preconditions.
-            // Relaxed: as above.
-            PROCESS.store(unsafe { libc::getpid() }, Relaxed);
+            leave_parent(unsafe { libc::getpid() });
         }
     }
 
-    /// Ends the parent's engines in a forked child.
-    fn leave_parent() {
+    /// Ends the parent's engines in the forked child whose id is `own`.
+    fn leave_parent(own: i32) {
+        // Relaxed: there is no other thread.
+        PROCESS.store(own, Relaxed);
+        // Relaxed: as above. Other threads of the parent may have been forking, too.
+        FORKING.store(0, Relaxed);
         process::begin_child();
         epoch::leave();
         records::leave();
