@@ -91,7 +91,7 @@ pub(crate) unsafe fn reuse<R: Record>(record: NonNull<R>, size: RecordSize) {
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) use records::{Keeper, bytes, may_shrink, prepare, retired_batches, shrink};
+pub(crate) use records::{bytes, may_shrink, prepare, retired_batches, shrink};
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn allocate<R: Record>(_: RecordSize) -> (NonNull<R>, *mut R) {

@@ -34,8 +34,6 @@
 //! A reused record is usually in another core's cache, so a thread prefetches the lines of a list that it takes from
 //! the stack, and each record shortly before using it.
 
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-use std::thread::Thread;
 use std::{
     cell::Cell,
     mem::MaybeUninit,
@@ -44,15 +42,15 @@ use std::{
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
 use super::epoch::Stamp;
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-use super::slabs::Slabs;
 use super::{
     epoch,
     free_list::{BatchStack, Node},
     slabs::Records,
 };
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-use crate::sync::{Mutex, MutexGuard, process::PerProcess, try_lock};
+use super::{keeper::Keeper, slabs::Slabs};
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+use crate::sync::process::PerProcess;
 use crate::sync::{
     Ordering::Relaxed,
     atomic::{AtomicPtr, AtomicUsize},
@@ -606,55 +604,6 @@ fn keep(full: Record, size: RecordSize) {
     unsafe { depot(size).batches.push(full) };
 }
 
-/// The role of the thread that gives an idle process's free records back: at most one thread of the process has it.
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-pub(crate) struct Keeper(#[allow(dead_code)] MutexGuard<'static, ()>);
-
-/// Sleeping threads that can become the keeper.
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-static CANDIDATES: PerProcess<Mutex<Vec<Thread>>> = PerProcess::new();
-
-/// The maximum number of candidates.
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const MOST_CANDIDATES: usize = 64;
-
-/// None of these functions waits for another thread. If one is stopped, the free records are kept for longer.
-#[cfg(not(any(raddle_loom, raddle_shuttle)))]
-impl Keeper {
-    /// Makes the calling thread the keeper, unless another thread is.
-    pub(crate) fn try_new() -> Option<Self> {
-        static KEEPER: PerProcess<Mutex<()>> = PerProcess::new();
-        try_lock(KEEPER.get(Default::default)).map(Self)
-    }
-
-    /// Unparks a candidate if no thread is the keeper. Called once in some thousand operations: otherwise, the records
-    /// of operations that need no worker would be kept while the workers sleep.
-    fn wake() {
-        if Self::try_new().is_some() {
-            let candidate = try_lock(CANDIDATES.get(Default::default)).and_then(|mut threads| threads.pop());
-            candidate.inspect(Thread::unpark);
-        }
-    }
-
-    /// Makes the calling thread, which is about to sleep, a candidate.
-    pub(crate) fn stand() {
-        let own = std::thread::current();
-        if let Some(mut threads) = try_lock(CANDIDATES.get(Default::default)) {
-            if threads.len() < MOST_CANDIDATES && threads.iter().all(|other| other.id() != own.id()) {
-                threads.push(own);
-            }
-        }
-    }
-
-    /// Ends what [`stand`](Self::stand) has begun.
-    pub(crate) fn stand_down() {
-        let own = std::thread::current().id();
-        if let Some(mut threads) = try_lock(CANDIDATES.get(Default::default)) {
-            threads.retain(|other| other.id() != own);
-        }
-    }
-}
-
 /// The number of steps in vain after which [`shrink`] ends: more than the epochs that a batch has to wait for. While
 /// another thread is pinned, the epoch does not pass, and what waits for it is left.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -682,7 +631,8 @@ pub(crate) fn may_shrink() -> bool {
 }
 
 /// Retires the lists that wait. Then gives free records back, and frees slabs, while `goes_on` returns `true` and no
-/// list is filled after [`retired_batches`] has returned `retired`. Calls `rest` after a step in vain.
+/// list is filled after [`retired_batches`] has returned `retired`. Calls `rest` after a step in vain. The caller is the
+/// keeper, so no other thread does the same.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn shrink(_: &Keeper, retired: usize, goes_on: impl Fn() -> bool, rest: impl Fn()) {
     RecordSize::ALL.into_iter().for_each(retire_waiting);

@@ -110,20 +110,6 @@ struct Slab {
     spare: [AtomicUsize; WORDS],
 }
 
-/// Removes the lowest set bits of `bits` until `left` reaches 0, which it lowers by one for each, and yields their
-/// indices.
-fn pop_bits<'b>(bits: &'b mut usize, left: &'b mut usize) -> impl Iterator<Item = usize> + 'b {
-    std::iter::from_fn(move || {
-        if *bits == 0 || *left == 0 {
-            return None;
-        }
-        let at = bits.trailing_zeros() as usize;
-        *bits &= *bits - 1;
-        *left -= 1;
-        Some(at)
-    })
-}
-
 /// Where the search for spare records continues: the slab behind this one, or the newest if this is null.
 struct Hand(*mut Slab);
 
@@ -240,18 +226,22 @@ impl Slabs {
     /// # Safety
     /// 1. The slab is listed, and the caller has the hand.
     unsafe fn take_from(&self, slab: NonNull<Slab>, max: usize) -> Records {
-        let (mut taken, mut left) = (Records::new(), max);
+        let mut taken = Records::new();
         // SAFETY: by (1) the slab is not freed.
         let head = unsafe { slab.as_ref() };
         for (word, spare) in head.spare.iter().enumerate() {
             let bits = spare.load(acquire(edge::spare::TAKEN));
             let mut kept = bits;
-            taken.extend(pop_bits(&mut kept, &mut left).map(|at| self.record(slab, word * BITS + at)));
+            while kept != 0 && taken.len() < max {
+                taken.push(self.record(slab, word * BITS + kept.trailing_zeros() as usize));
+                // Clears the lowest bit.
+                kept &= kept - 1;
+            }
             if kept != bits {
                 // Relaxed: hands nothing over. By (1) no other thread clears bits, so these are still set.
                 spare.fetch_and(!(bits ^ kept), Relaxed);
             }
-            if left == 0 {
+            if taken.len() == max {
                 break;
             }
         }
@@ -501,6 +491,10 @@ impl Slabs {
         while let Some(slab) = NonNull::new(next) {
             // SAFETY: the caller is pinned, so a slab that it has reached in the list is not freed.
             let Slab { older, spare, .. } = unsafe { slab.as_ref() };
+            // In models, the first record's stamp stands for the head, too.
+            #[cfg(any(raddle_loom, raddle_shuttle))]
+            // SAFETY: as above.
+            let _ = unsafe { records::word(self.record(slab, 0)) };
             for at in 0..self.records {
                 // Relaxed: a record is taken before it is marked, so a thread that knows of the mark sees it taken.
                 if spare[at / BITS].load(Relaxed) >> (at % BITS) & 1 == 1 {

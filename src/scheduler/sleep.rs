@@ -26,7 +26,10 @@ use crate::{
     testing::pause::{self, Point},
 };
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-use {crate::memory::pool, std::time::Instant};
+use {
+    crate::memory::{keeper::Keeper, pool},
+    std::time::Instant,
+};
 
 /// What a worker without work does.
 ///
@@ -371,7 +374,7 @@ impl Sleep {
         #[cfg(not(any(raddle_loom, raddle_shuttle)))]
         loop {
             let is_asleep = || self.wakes_of(worker) == wakes;
-            if let Some(keeper) = pool::Keeper::try_new().filter(|_| pool::may_shrink()) {
+            if let Some(keeper) = pool::may_shrink().then(Keeper::try_new).flatten() {
                 let (start, retired) = (Instant::now(), pool::retired_batches());
                 thread::park_timeout(UNTIL_SHRINKING);
                 let has_rested = is_asleep() && start.elapsed() >= UNTIL_SHRINKING;
@@ -386,9 +389,9 @@ impl Sleep {
                 }
             }
             // While this thread sleeps, operations that need no worker may leave free records.
-            pool::Keeper::stand();
+            Keeper::stand();
             thread::park();
-            pool::Keeper::stand_down();
+            Keeper::stand_down();
             if !is_asleep() {
                 break;
             }
