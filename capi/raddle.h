@@ -389,7 +389,7 @@ enum raddle_status raddle_engine_global(struct raddle_engine *engine);
 
 /**
  * Drains the engine and ends its threads: operations run and may push more; then frees the handle and stores null
- * there. Null is permitted. Failures that nobody has been told of are logged.
+ * there. Null is permitted. Unreported failures are logged.
  *
  * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the handle was freed.
  *
@@ -595,7 +595,8 @@ struct raddle_engine raddle_context_engine(struct raddle_context *context);
 void *raddle_context_argument(struct raddle_context *context);
 
 /**
- * Returns whether the operation was told to stop, by the shutdown of its engine or the cancellation of its group.
+ * Returns whether the operation should stop: it was cancelled through its handle after it had started, its group was
+ * cancelled, its deadline has passed, or a shutdown is cancelling operations.
  *
  * Threads: that of the function. In operations: only there. After a fork: permitted.
  *
@@ -607,7 +608,7 @@ bool raddle_context_is_cancelled(struct raddle_context *context);
 /**
  * Says with what the function fails if it returns `code`, and returns `code`, which must not be 0:
  * `return raddle_context_fail(context, 5, "disk full", NULL, NULL);`. `message` is copied, and may be null. `drop`,
- * unless null, is called with `payload` once nobody can be told of the failure any more.
+ * unless null, is called with `payload` after the last use of the failure.
  *
  * Threads: that of the function. In operations: only there. After a fork: permitted.
  *
@@ -646,7 +647,7 @@ enum raddle_status raddle_completion_complete(struct raddle_completion completio
 
 /**
  * Ends the operation: it has failed, with `code`, which must not be 0, a `message`, which is copied and may be null, and
- * a `payload`, with which `drop`, unless null, is called once nobody can be told of the failure any more.
+ * a `payload`, with which `drop`, unless null, is called after the last use of the failure.
  *
  * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the completion is all zeros or was used.
  *
@@ -705,7 +706,8 @@ enum raddle_status raddle_handle_wait(struct raddle_handle *handle, int64_t time
 enum raddle_status raddle_handle_then(struct raddle_handle *handle, raddle_done function, void *data);
 
 /**
- * Cancels the operation unless it has started. With `quietly`, its tokens do not fail.
+ * Cancels the operation. If its function has started, it runs to its end, but `raddle_context_is_cancelled` returns true
+ * there, and this returns false. With `quietly`, tokens do not fail.
  *
  * Returns whether it was cancelled.
  *
@@ -714,7 +716,8 @@ enum raddle_status raddle_handle_then(struct raddle_handle *handle, raddle_done 
  * The caller promises:
  * 1. The handle was not freed, nor used up by a wait.
  */
-bool raddle_handle_cancel(struct raddle_handle handle, bool quietly);
+bool raddle_handle_cancel(struct raddle_handle handle,
+                          bool quietly);
 
 /**
  * Gives the handle up and stores null there. Null is permitted. The operation runs anyway.
@@ -814,17 +817,15 @@ enum raddle_status raddle_wait_then(struct raddle_engine engine,
  * Waits until all operations that were pushed before have ended, for at most `timeout_ns` nanoseconds; negative: no
  * limit. Later pushes do not prolong it.
  *
- * Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED` if an operation failed and nobody was told of it, with the earliest
- * such failure stored at `failure` unless that is null; `RADDLE_STATUS_TIMED_OUT`.
+ * Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED` if there is an unreported failure, the earliest of which is then
+ * reported, and stored at `failure` unless that is null; `RADDLE_STATUS_TIMED_OUT`.
  *
  * Threads: any. In operations of the engine: `RADDLE_STATUS_WOULD_DEADLOCK`. After a fork: `RADDLE_STATUS_FORKED`.
  *
  * The caller promises:
  * 1. The engine was not freed. `failure` is null or may be written to.
  */
-enum raddle_status raddle_wait_all(struct raddle_engine engine,
-                                   int64_t timeout_ns,
-                                   struct raddle_failure *failure);
+enum raddle_status raddle_wait_all(struct raddle_engine engine, int64_t timeout_ns, struct raddle_failure *failure);
 
 /**
  * Calls `function` with `data` once what `raddle_wait_all` would wait for has ended: before this returns, or on a thread
@@ -897,8 +898,8 @@ const char *raddle_failure_message(struct raddle_failure failure);
 const char *raddle_failure_operation(struct raddle_failure failure);
 
 /**
- * Returns the payload with which the operation failed, valid until the failure is freed; null if there is none. All
- * that are told of the failure share it, at the same time.
+ * Returns the payload with which the operation failed, valid until the failure is freed; null if there is none.
+ * Every report of the failure shares it, also on several threads at once.
  *
  * Threads: any. In operations: permitted. After a fork: permitted.
  *
@@ -970,8 +971,8 @@ enum raddle_status raddle_group_then(struct raddle_group group,
                                      void *data);
 
 /**
- * Cancels what the group's operations have not started, also in groups inside it, and refuses to start others. Those that
- * run are told. With `quietly`, tokens do not fail.
+ * Cancels what the group's operations have not started, also in groups inside it, and refuses to start others. In those
+ * that run, `raddle_context_is_cancelled` returns true. With `quietly`, tokens do not fail.
  *
  * Returns `RADDLE_STATUS_OK`.
  *
@@ -980,8 +981,7 @@ enum raddle_status raddle_group_then(struct raddle_group group,
  * The caller promises:
  * 1. The group was not freed.
  */
-enum raddle_status raddle_group_cancel(struct raddle_group group,
-                                       bool quietly);
+enum raddle_status raddle_group_cancel(struct raddle_group group, bool quietly);
 
 /**
  * Returns the number of the group's pending operations; 0 if the handle is null.
@@ -1030,7 +1030,8 @@ enum raddle_status raddle_recorder_new(struct raddle_recorder *recorder);
 enum raddle_status raddle_recorder_write(struct raddle_recorder recorder, const char *path);
 
 /**
- * Frees a recorder and stores null there. Engines that use it go on recording, for nobody. Null is permitted.
+ * Frees a recorder and stores null there. Engines that use it go on recording, but their events can no longer
+ * be written. Null is permitted.
  *
  * Returns `RADDLE_STATUS_OK`.
  *

@@ -243,7 +243,7 @@ pub unsafe extern "C" fn raddle_engine_global(engine: *mut raddle_engine) -> rad
 }
 
 /// Drains the engine and ends its threads: operations run and may push more; then frees the handle and stores null
-/// there. Null is permitted. Failures that nobody has been told of are logged.
+/// there. Null is permitted. Unreported failures are logged.
 ///
 /// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the handle was freed.
 ///

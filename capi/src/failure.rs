@@ -202,8 +202,8 @@ pub unsafe extern "C" fn raddle_failure_operation(failure: raddle_failure) -> *c
     guarded_or(std::ptr::null(), operation)
 }
 
-/// Returns the payload with which the operation failed, valid until the failure is freed; null if there is none. All
-/// that are told of the failure share it, at the same time.
+/// Returns the payload with which the operation failed, valid until the failure is freed; null if there is none.
+/// Every report of the failure shares it, also on several threads at once.
 ///
 /// Threads: any. In operations: permitted. After a fork: permitted.
 ///

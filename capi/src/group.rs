@@ -105,8 +105,8 @@ pub unsafe extern "C" fn raddle_group_then(
     })
 }
 
-/// Cancels what the group's operations have not started, also in groups inside it, and refuses to start others. Those that
-/// run are told. With `quietly`, tokens do not fail.
+/// Cancels what the group's operations have not started, also in groups inside it, and refuses to start others. In those
+/// that run, `raddle_context_is_cancelled` returns true. With `quietly`, tokens do not fail.
 ///
 /// Returns `RADDLE_STATUS_OK`.
 ///

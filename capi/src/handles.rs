@@ -44,11 +44,12 @@ pub(crate) fn list<T>(key: usize) {
 }
 
 fn refuse_unless<T>(is_listed: Option<bool>) -> Result {
-    let name = type_name::<T>().rsplit("::").next().unwrap_or_default();
-    match is_listed {
-        Some(false) => Err(Refusal::invalid(&format!("the handle ({name}) was used, freed or never made"))),
-        _ => Ok(()),
+    if is_listed != Some(false) {
+        return Ok(());
     }
+    let path = type_name::<T>().split('<').next().unwrap_or_default();
+    let name = path.rsplit("::").next().unwrap_or_default();
+    Err(Refusal::invalid(&format!("the handle ({name}) was used, freed or never made")))
 }
 
 /// Returns an error if handles are listed, and no handle to a `T` has this key.
@@ -124,7 +125,7 @@ pub(crate) fn require_place<T>(out: *mut T) -> Result {
 /// Returns the `count` items at `items`; none if it is null and `count` is 0.
 ///
 /// # Safety
-/// 1. `items` is null, or `count` items lie there that nobody changes during `'a`.
+/// 1. `items` is null, or `count` items lie there that do not change during `'a`.
 pub(crate) unsafe fn slice_of<'a, T>(items: *const T, count: usize) -> Result<&'a [T]> {
     if count == 0 {
         return Ok(&[]);

@@ -64,7 +64,8 @@ pub unsafe extern "C" fn raddle_recorder_write(recorder: raddle_recorder, path: 
     })
 }
 
-/// Frees a recorder and stores null there. Engines that use it go on recording, for nobody. Null is permitted.
+/// Frees a recorder and stores null there. Engines that use it go on recording, but their events can no longer
+/// be written. Null is permitted.
 ///
 /// Returns `RADDLE_STATUS_OK`.
 ///

@@ -122,7 +122,6 @@ impl Job {
         argument: *mut c_void,
         completion: Option<Completion>,
     ) -> std::result::Result<(), BoxError> {
-        let is_async = completion.is_some();
         let mut context = raddle_context {
             context,
             argument,
@@ -144,11 +143,11 @@ impl Job {
             payload: unsafe { Payload::new(null_mut(), None) },
         });
         match context.completion.take() {
-            Some(completion) if is_async => {
+            Some(completion) => {
                 completion.fail(given);
                 Ok(())
             }
-            _ => Err(given.into()),
+            None => Err(given.into()),
         }
     }
 }
@@ -313,7 +312,8 @@ pub unsafe extern "C" fn raddle_context_argument(context: *mut raddle_context<'_
     guarded_or(null_mut(), || Ok(unsafe { context_at(context) }?.argument))
 }
 
-/// Returns whether the operation was told to stop, by the shutdown of its engine or the cancellation of its group.
+/// Returns whether the operation should stop: it was cancelled through its handle after it had started, its group was
+/// cancelled, its deadline has passed, or a shutdown is cancelling operations.
 ///
 /// Threads: that of the function. In operations: only there. After a fork: permitted.
 ///
@@ -327,7 +327,7 @@ pub unsafe extern "C" fn raddle_context_is_cancelled(context: *mut raddle_contex
 
 /// Says with what the function fails if it returns `code`, and returns `code`, which must not be 0:
 /// `return raddle_context_fail(context, 5, "disk full", NULL, NULL);`. `message` is copied, and may be null. `drop`,
-/// unless null, is called with `payload` once nobody can be told of the failure any more.
+/// unless null, is called with `payload` after the last use of the failure.
 ///
 /// Threads: that of the function. In operations: only there. After a fork: permitted.
 ///
@@ -429,7 +429,7 @@ pub unsafe extern "C" fn raddle_completion_complete(completion: raddle_completio
 }
 
 /// Ends the operation: it has failed, with `code`, which must not be 0, a `message`, which is copied and may be null, and
-/// a `payload`, with which `drop`, unless null, is called once nobody can be told of the failure any more.
+/// a `payload`, with which `drop`, unless null, is called after the last use of the failure.
 ///
 /// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the completion is all zeros or was used.
 ///
@@ -570,7 +570,8 @@ pub unsafe extern "C" fn raddle_handle_then(
     })
 }
 
-/// Cancels the operation unless it has started. With `quietly`, its tokens do not fail.
+/// Cancels the operation. If its function has started, it runs to its end, but `raddle_context_is_cancelled` returns true
+/// there, and this returns false. With `quietly`, tokens do not fail.
 ///
 /// Returns whether it was cancelled.
 ///

@@ -153,7 +153,7 @@ pub(crate) fn c_string(text: &str) -> CString {
 }
 
 /// Keeps `message` as the last one of this thread.
-pub(crate) fn note(message: &str) {
+fn note(message: &str) {
     // A thread that is ending has no message.
     let _ = LAST.try_with(|last| last.replace(c_string(message)));
 }

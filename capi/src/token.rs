@@ -35,7 +35,7 @@ impl raddle_token {
     }
 
     /// # Safety
-    /// 1. The token is null or, during `'a`, not freed. With debug assertions, it may also be used or never made.
+    /// 1. The token is null or, while the result is used, not freed. With debug assertions, it may also be used or never made.
     pub(crate) unsafe fn get(self) -> Result<ManuallyDrop<Token>> {
         // SAFETY: (1): the token came from `new`. It is not dropped here.
         Ok(ManuallyDrop::new(unsafe { Token::from_raw(self.check()?) }))
@@ -44,7 +44,7 @@ impl raddle_token {
     /// Returns the `count` tokens at `tokens`.
     ///
     /// # Safety
-    /// 1. `tokens` is null, or (1) of [`get`](Self::get) holds for `count` tokens there, which nobody changes during `'a`.
+    /// 1. `tokens` is null, or (1) of [`get`](Self::get) holds for `count` tokens there, which do not change during `'a`.
     pub(crate) unsafe fn each<'a>(tokens: *const Self, count: usize) -> Result<&'a [Token]> {
         // SAFETY: (1).
         let tokens = unsafe { handles::slice_of(tokens, count) }?;
@@ -65,7 +65,7 @@ impl raddle_token {
         let Some(address) = NonNull::new(place.address) else { return Ok(None) };
         handles::unlist::<Token>(address.addr().get())?;
         place.address = std::ptr::null_mut();
-        // SAFETY: (1): the token came from `new`, and nobody uses it any more.
+        // SAFETY: (1): the token came from `new`, and is not used any more.
         Ok(Some(unsafe { Token::from_raw(address) }))
     }
 }

@@ -5,7 +5,7 @@ use std::{
     future::Future,
     mem,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Wake, Waker},
 };
 
@@ -15,7 +15,7 @@ use crate::{
     engine::{Shared, raddle_callback, raddle_engine},
     failure::{raddle_failure, report},
     handles::limit,
-    status::{Refusal, Result, guarded, note, raddle_status},
+    status::{Refusal, Result, guarded, raddle_status},
     token::raddle_token,
 };
 
@@ -42,17 +42,15 @@ pub(crate) struct Then {
 
 type Wait = Pin<Box<dyn Future<Output = std::result::Result<(), WaitError>> + Send>>;
 
-/// A wait by callback. Whoever wakes it polls it, on its own thread.
+/// A wait by callback. The thread that wakes it polls it.
 struct Waiting(Mutex<Phase>);
 
 enum Phase {
     /// The next thread to wake it polls.
     Idle(Wait, Then),
     /// A thread polls; it polls again if it was woken meanwhile. A waker may be called inside a poll, so the lock is not
-    /// held there.
+    /// held there. Also once the wait is over.
     Polling { again: bool },
-    /// The function was called or is about to be.
-    Over,
 }
 
 impl Wake for Waiting {
@@ -62,36 +60,26 @@ impl Wake for Waiting {
 }
 
 impl Waiting {
-    fn replace(&self, phase: Phase) -> Phase {
-        mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), phase)
+    fn lock(&self) -> MutexGuard<'_, Phase> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn poll(self: &Arc<Self>) {
-        let (mut wait, then) = {
-            let mut phase = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            match &mut *phase {
-                Phase::Polling { again } => return *again = true,
-                Phase::Over => return,
-                Phase::Idle(..) => match mem::replace(&mut *phase, Phase::Polling { again: false }) {
-                    Phase::Idle(wait, then) => (wait, then),
-                    _ => return,
-                },
-            }
-        };
+        let phase = mem::replace(&mut *self.lock(), Phase::Polling { again: true });
+        let Phase::Idle(mut wait, then) = phase else { return };
         let waker = Waker::from(Arc::clone(self));
         loop {
+            // The next poll follows all wake-ups before this.
+            *self.lock() = Phase::Polling { again: false };
             if let Poll::Ready(result) = wait.as_mut().poll(&mut Context::from_waker(&waker)) {
-                self.replace(Phase::Over);
                 drop(wait);
                 return then.call(result);
             }
-            let mut phase = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if matches!(*phase, Phase::Polling { again: true }) {
-                *phase = Phase::Polling { again: false };
-                continue;
+            let mut phase = self.lock();
+            if matches!(*phase, Phase::Polling { again: false }) {
+                *phase = Phase::Idle(wait, then);
+                return;
             }
-            *phase = Phase::Idle(wait, then);
-            return;
         }
     }
 }
@@ -112,13 +100,7 @@ impl Then {
     fn call(self, result: std::result::Result<(), WaitError>) {
         let mut failure = raddle_failure::NONE;
         // SAFETY: `failure` may be written to.
-        let status = match unsafe { report(result, &raw mut failure) } {
-            Ok(()) => raddle_status::Ok,
-            Err(Refusal(status, message)) => {
-                note(&message);
-                status
-            }
-        };
+        let status = guarded(|| unsafe { report(result, &raw mut failure) });
         // SAFETY: (1) of `new`; this is the only call.
         unsafe { (self.function)(self.data.get(), status, failure) };
         // SAFETY: the function may not use the failure any more, nor free it.
@@ -205,8 +187,8 @@ pub unsafe extern "C" fn raddle_wait_then(
 /// Waits until all operations that were pushed before have ended, for at most `timeout_ns` nanoseconds; negative: no
 /// limit. Later pushes do not prolong it.
 ///
-/// Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED` if an operation failed and nobody was told of it, with the earliest
-/// such failure stored at `failure` unless that is null; `RADDLE_STATUS_TIMED_OUT`.
+/// Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED` if there is an unreported failure, the earliest of which is then
+/// reported, and stored at `failure` unless that is null; `RADDLE_STATUS_TIMED_OUT`.
 ///
 /// Threads: any. In operations of the engine: `RADDLE_STATUS_WOULD_DEADLOCK`. After a fork: `RADDLE_STATUS_FORKED`.
 ///

@@ -95,7 +95,7 @@ struct Engine : Owned<raddle_engine, raddle_engine_free> {
 
     // Pushes `f(raddle_context *)`. An exception that it throws is its failure.
     template <class F> void push(raddle_name name, Accesses accesses, F f, raddle_op options = {}) const {
-        enqueue(name, accesses, [f](raddle_context *context) mutable { f(context); }, options);
+        enqueue(name, accesses, std::move(f), options);
     }
 
     // Pushes `f(Completion)`, an operation that ends when the completion is used.

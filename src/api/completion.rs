@@ -144,7 +144,8 @@ impl Completion {
     /// ```
     #[must_use = "the operation never completes if the words are lost"]
     pub fn into_raw(self) -> [*mut c_void; 3] {
-        // SAFETY: a completion consists of three pointers, of which each may be null or is not.
+        // SAFETY: a completion consists of three pointers. `of` is `Some` until the completion is used, so its two are
+        // initialised, and `gate` is null if there is none.
         unsafe { mem::transmute(self) }
     }
 
