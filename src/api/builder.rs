@@ -44,6 +44,11 @@ use crate::{
 /// The maximum number of workers in a lane.
 const MAX_WORKERS: usize = 1024;
 
+/// Makes a function for the start or end of each thread.
+fn thread_hook(f: impl Fn() + Send + Sync + 'static) -> Arc<dyn Fn() + Send + Sync> {
+    Arc::new(move || no_wait::contained(NoWait::Observer, "a function for the start or end of a thread", &f))
+}
+
 impl Engine {
     /// Returns a builder with default settings.
     ///
@@ -526,8 +531,8 @@ impl EngineBuilder {
     /// not the engine's helpers that only join threads. For example, it may register the thread with another runtime.
     ///
     /// The function may push. A wait returns [`WaitError::InObserver`](crate::WaitError::InObserver), since operations may
-    /// need the thread. A panic is logged. An engine starts threads at any time, when operations wait in their functions,
-    /// and ends those that are idle.
+    /// need the thread. A panic is logged. An engine may start threads at any time, for example when operations wait in
+    /// their functions, and end idle ones.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -545,14 +550,14 @@ impl EngineBuilder {
     /// # }
     /// ```
     pub fn on_thread_start(mut self, f: impl Fn() + Send + Sync + 'static) -> Self {
-        self.hooks.start.push(Arc::new(move || no_wait::without_waits(NoWait::Observer, &f)));
+        self.hooks.start.push(thread_hook(f));
         self
     }
 
     /// Adds a function that each of the engine's threads calls last, before its thread-locals are destroyed, under the same
     /// rules as [`on_thread_start`](Self::on_thread_start). A shutdown waits for it. It is not called in a forked child.
     pub fn on_thread_end(mut self, f: impl Fn() + Send + Sync + 'static) -> Self {
-        self.hooks.end.push(Arc::new(move || no_wait::without_waits(NoWait::Observer, &f)));
+        self.hooks.end.push(thread_hook(f));
         self
     }
 

@@ -6,7 +6,6 @@ use crate::{
     error::build::ShutdownError,
     op::no_wait::{self, NoWait},
     sync::{Mutex, lock, mpsc, thread_static},
-    system::panics,
     trace::{
         log::Log,
         observer::{ObservedOp, Observer},
@@ -121,15 +120,7 @@ impl Recording {
             return;
         }
         for observer in &self.observers {
-            let told = panics::catch(|| no_wait::without_waits(NoWait::Observer, || tell(&**observer, observed)));
-            if let Err(payload) = told {
-                let (message, payload) = panics::message(payload);
-                let message = message.as_deref().unwrap_or("its payload is not a string");
-                // The logger is program code and must neither wait nor push here.
-                let log = || panics::log!(Error, "raddle: an observer panicked: {message}");
-                let logged = panics::catch(|| no_wait::without_waits(NoWait::Observer, log)).err();
-                payload.into_iter().chain(logged).for_each(panics::discard);
-            }
+            no_wait::contained(NoWait::Observer, "an observer", || tell(&**observer, observed));
         }
         OBSERVING.with(|observing| observing.set(false));
     }

@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use crate::{device::running_kernel::in_kernel, sync::thread_static};
+use crate::{device::running_kernel::in_kernel, sync::thread_static, system::panics};
 
 /// Why the program code running on this thread must not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,16 @@ thread_static!(static REASONS: Cell<Reasons> = Cell::new(NONE));
 pub(crate) fn without_waits<R>(why: NoWait, f: impl FnOnce() -> R) -> R {
     let on_device = reasons().on_device || why == NoWait::DeviceFunction;
     with_reasons(Reasons { innermost: Some(why), on_device }, f)
+}
+
+/// Calls `f`, program code that must not wait. If it panics, logs that as one of `what`; the logger must not wait either.
+pub(crate) fn contained(why: NoWait, what: &str, f: impl FnOnce()) {
+    let Err(payload) = panics::catch(|| without_waits(why, f)) else { return };
+    let (message, payload) = panics::message(payload);
+    let message = message.as_deref().unwrap_or("its payload is not a string");
+    let log = || panics::log!(Error, "raddle: {what} panicked: {message}");
+    let logged = panics::catch(|| without_waits(why, log)).err();
+    payload.into_iter().chain(logged).for_each(panics::discard);
 }
 
 /// Calls `f`, which runs operations. Operations that run inside a deletion are not part of the deletion and may wait,

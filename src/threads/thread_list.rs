@@ -87,14 +87,9 @@ impl fmt::Debug for ThreadHooks {
 }
 
 impl ThreadHooks {
-    /// Calls functions, and logs their panics.
+    /// Calls functions, none of which panics.
     fn call(functions: &[Arc<dyn Fn() + Send + Sync>]) {
-        for function in functions {
-            if let Err(payload) = panics::catch(|| function()) {
-                panics::log!(Error, "raddle: a function for the start or end of a thread panicked");
-                panics::discard(payload);
-            }
-        }
+        functions.iter().for_each(|function| function());
     }
 }
 
