@@ -11,7 +11,7 @@ use crate::{
     error::wait::WaitError,
     group::room,
     notify::claim::Cancel,
-    op::{group_core::GroupCore, units::ResourceCore},
+    op::group_core::GroupCore,
     values::Name,
     wait,
 };
@@ -172,7 +172,7 @@ impl Group {
     #[must_use = "it returns the group"]
     pub fn jobs(self, jobs: usize) -> Self {
         if self.core.live().is_ok() {
-            self.core.resources().add(&self.shared.set_bound(ResourceCore::bound(jobs)));
+            self.core.resources().add(self.shared.set_bound(jobs));
         }
         self
     }

@@ -48,7 +48,7 @@ pub(crate) fn admit(core: &Arc<Core>, op: OpRef<Task>) -> Option<OpRef<Task>> {
 fn admit_limited(core: &Arc<Core>, op: OpRef<Task>) -> Option<OpRef<Task>> {
     // The operation may end on another thread as soon as it waits.
     let _pinned = epoch::pin();
-    let Some(units) = op.task().limits().and_then(Limits::units).map(NonNull::from) else { return Some(op) };
+    let Some(units) = op.task().units().map(NonNull::from) else { return Some(op) };
     // SAFETY: limits are not freed while this thread is pinned.
     let units = unsafe { units.as_ref() };
     if units.state() != UnitsState::None || core.is_forked() || op.is_rejected() || will_be_skipped(core, &op) {
@@ -112,7 +112,9 @@ fn resume(core: &Arc<Core>, left: Vec<LeftQueue<UnitsWaiter>>) {
                 // SAFETY: (1): the pointer is that of the operation, and this thread has taken it from its queue.
                 let op = unsafe { OpRef::from_ptr(op.cast()) };
                 let state = if is_admitted { UnitsState::Held } else { UnitsState::None };
-                op.task().limits().and_then(Limits::units).into_iter().for_each(|units| _ = units.set(state));
+                if let Some(units) = op.task().units() {
+                    units.set(state);
+                }
                 ready.push(op);
             }
             UnitsWaiter::Function(oneshot) => drop(oneshot.set(Ok(()))),
@@ -130,7 +132,7 @@ fn resume(core: &Arc<Core>, left: Vec<LeftQueue<UnitsWaiter>>) {
 
 /// Gives back the units of a complete operation.
 pub(super) fn give_back(core: &Arc<Core>, op: &Op<Task>) {
-    let Some(units) = op.task().limits().and_then(Limits::units) else { return };
+    let Some(units) = op.task().units() else { return };
     match units.set(UnitsState::Ended) {
         UnitsState::Held => resume(core, ResourceCore::give_back(units.needs())),
         UnitsState::Still => resume(core, ResourceCore::give_back(&units.part(false))),
@@ -154,7 +156,7 @@ pub(crate) fn of_push(
 ) -> Result<Option<Box<Units>>, PushError> {
     core.live()?;
     let groups = || group.into_iter().flat_map(|group| group.path());
-    let bounds = groups().filter_map(GroupCore::bound).chain(core.bound().cloned());
+    let bounds = groups().filter_map(GroupCore::bound).chain(core.bound()).cloned();
     let units = Units::new(core.tag(), named, bounds).map_err(PushError::Unfit)?;
     if let Some(Need { resource, .. }) = units.as_ref().and_then(|units| units.needs().first()) {
         groups().for_each(|group| group.resources().add(resource));
@@ -189,7 +191,8 @@ impl Core {
     /// Gives back the units of bounds that `op` holds: a parent whose own work has ended, so that it waits for its
     /// children, or an operation whose future does not run.
     pub(crate) fn leave_bounds(self: &Arc<Self>, op: &Op<Task>) {
-        let Some(units) = op.task().limits().and_then(Limits::units) else { return };
+        // In a forked child, the operation belongs to the parent process.
+        let Some(units) = op.task().units().filter(|_| !self.is_forked()) else { return };
         if units.change(UnitsState::Held, UnitsState::Named) {
             resume(self, ResourceCore::hold_still(units.needs(), true));
         }
@@ -201,14 +204,14 @@ impl Core {
         let mut still = SmallVec::<[(Arc<Self>, NonNull<Op<Task>>); 1]>::new();
         frame::each_limited(|core, op| {
             // In a forked child, the operations around a new engine's belong to the parent process.
-            let units = op.task().limits().and_then(Limits::units).filter(|_| !core.is_forked());
+            let units = op.task().units().filter(|_| !core.is_forked());
             if units.is_some_and(|units| units.change(UnitsState::Held, UnitsState::Still)) {
                 still.push((Arc::clone(core), NonNull::from(op)));
             }
         });
         let units_of = |op: NonNull<Op<Task>>| {
             // SAFETY: the operation's frame is around this call, and keeps the record alive.
-            unsafe { op.as_ref() }.task().limits().and_then(Limits::units)
+            unsafe { op.as_ref() }.task().units()
         };
         for (core, op) in &still {
             units_of(*op).into_iter().for_each(|units| resume(core, ResourceCore::hold_still(units.needs(), true)));
@@ -234,6 +237,9 @@ impl Core {
 /// Takes units of bounds for a function that goes on after a wait. If they do not become free within [`LONGEST_STAY`],
 /// nor before `deadline`, takes them all the same: those who hold them may depend on this function.
 fn take_back(bounds: &Needs, deadline: Option<Instant>) {
+    if bounds.is_empty() {
+        return;
+    }
     let (oneshot, mut number) = (Oneshot::new(), 0);
     let waiter = UnitsWaiter::Function(Arc::clone(&oneshot));
     if let Admission::Waits = ResourceCore::enter(RETURNING, bounds, waiter, |_| true, |given| number = given) {

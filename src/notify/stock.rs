@@ -22,7 +22,7 @@
 //! # Who may touch what
 //!
 //! * A [`StockPool`] has the queues of its resources. Each resource begins with a pool of its own. Resources that
-//!   someone needs together share one from then on ([`join`]): the smaller pool moves into the other, so a resource
+//!   an operation needs together share one from then on ([`join`]): the smaller pool moves into the other, so a resource
 //!   finds its queues in a number of steps that grows with the logarithm of the number of pools. A pool never comes
 //!   back.
 //! * The [`UnitCount`]s of a resource: under the lock of its pool.
@@ -32,7 +32,7 @@
 //! # Progress
 //!
 //! A thread takes the lock of one pool at a time; only a join takes two, in the order of their addresses. No program
-//! code runs under a lock. So a thread that is stopped here delays only those who use a resource of that pool.
+//! code runs under a lock. So a thread that is stopped here delays only operations that use a resource of that pool.
 
 use std::{
     cmp::Reverse,
@@ -47,7 +47,7 @@ use smallvec::SmallVec;
 
 use crate::{
     sync::{
-        Mutex,
+        Mutex, MutexGuard,
         Ordering::Relaxed,
         atomic::AtomicU64,
         edge::{removed, step},
@@ -130,7 +130,11 @@ pub type NeedsOf<W> = SmallVec<[Need<W>; 1]>;
 
 /// The queues of resources that are needed together.
 #[derive(Debug)]
-struct StockPool<W>(Mutex<StockPoolState<W>>);
+struct StockPool<W> {
+    /// The number by which pools are ordered when two of them are locked.
+    number: u64,
+    state: Mutex<StockPoolState<W>>,
+}
 
 #[derive(Debug)]
 enum StockPoolState<W> {
@@ -342,12 +346,12 @@ pub enum Admission<W> {
 impl<W> Stock<W> {
     /// Creates a resource of the engine with this tag.
     pub fn new(owner: usize, units: u64, is_bound: bool) -> Self {
-        let pool = Arc::new(StockPool(Mutex::new(StockPoolState::Here(Queues::default()))));
+        let pool = Arc::new(StockPool::new());
         let (taken, kept, still) = Default::default();
         Self { owner, units, is_bound, name: OnceLock::new(), taken, kept, still, pool }
     }
 
-    /// Creates the bound of a group or an engine. Nobody names it, so its owner is never compared.
+    /// Creates the bound of a group or an engine. No operation names it, so its owner is never compared.
     pub fn bound(jobs: usize) -> Self {
         let bound = Self::new(0, jobs.max(1) as u64, true);
         bound.set_name(Name::from("jobs"));
@@ -379,16 +383,31 @@ impl<W> Stock<W> {
         let _ = self.name.set(name);
     }
 
-    /// Calls `f` with the queues of the pool, under its lock.
-    fn with<R>(&self, f: impl FnOnce(&mut Queues<W>) -> R) -> R {
+    /// Calls `f` with the pool that has the queues, and with these, under its lock, which `lock` takes. Returns `None` if
+    /// `lock` does.
+    fn visit<R>(
+        &self,
+        lock: impl for<'m> Fn(&'m Mutex<StockPoolState<W>>) -> Option<MutexGuard<'m, StockPoolState<W>>>,
+        f: impl FnOnce(&Arc<StockPool<W>>, &mut Queues<W>) -> R,
+    ) -> Option<R> {
         let mut pool = Arc::clone(&self.pool);
         loop {
-            let next = match &mut *lock(&pool.0) {
-                StockPoolState::Here(queues) => return f(queues),
+            let next = match &mut *lock(&pool.state)? {
+                StockPoolState::Here(queues) => return Some(f(&pool, queues)),
                 StockPoolState::Moved(next) => Arc::clone(next),
             };
             pool = next;
         }
+    }
+
+    /// Calls `f` with the pool that has the queues, and with these, under its lock.
+    fn with_pool<R>(&self, f: impl FnOnce(&Arc<StockPool<W>>, &mut Queues<W>) -> R) -> R {
+        self.visit(|state| Some(lock(state)), f).expect("the lock is waited for")
+    }
+
+    /// Calls `f` with the queues of the pool, under its lock.
+    fn with<R>(&self, f: impl FnOnce(&mut Queues<W>) -> R) -> R {
+        self.with_pool(|_, queues| f(queues))
     }
 
     /// Takes the units for a waiter, or lets it wait. `is_wanted` says, under the lock, whether the waiter is still
@@ -441,16 +460,14 @@ impl<W> Stock<W> {
         })
     }
 
-    /// Lets a waiter that still waits take its units although they are not free. Returns whether it still waited.
-    pub fn take_anyway(band: u8, needs: &[Need<W>], number: u64) -> bool {
-        let Some(Need { resource, .. }) = needs.first() else { return false };
+    /// Lets a waiter that still waits take its units although they are not free.
+    pub fn take_anyway(band: u8, needs: &[Need<W>], number: u64) {
+        let Some(Need { resource, .. }) = needs.first() else { return };
         resource.with(|queues| {
-            let waited = queues.remove(band, needs, number).is_some();
-            if waited {
+            if queues.remove(band, needs, number).is_some() {
                 queues.take(band, number, needs);
             }
-            waited
-        })
+        });
     }
 
     /// Withdraws the waiter whose number `number` returns under the lock, if it waits. Returns it, and the waiters that
@@ -481,25 +498,18 @@ impl<W> Stock<W> {
     /// whether any waiter needs units of it. Finds none while another thread has the lock, so that a caller who does not
     /// use the resource does not depend on that thread.
     pub fn each_waiter(&self, units: RangeInclusive<u64>, mut look: impl FnMut(&W)) -> bool {
-        let mut pool = Arc::clone(&self.pool);
-        loop {
-            let next = match try_lock(&pool.0).as_deref() {
-                None => return false,
-                Some(StockPoolState::Moved(next)) => Arc::clone(next),
-                Some(StockPoolState::Here(queues)) => {
-                    let mut are_wanted = false;
-                    for queue in &queues.queues {
-                        let need = queue.needs.iter().find(|need| ptr::eq(&raw const *need.resource, self));
-                        are_wanted |= need.is_some();
-                        if need.is_some_and(|need| units.contains(&need.units)) {
-                            queue.waiters.iter().for_each(|place| look(&place.waiter));
-                        }
-                    }
-                    return are_wanted;
+        let look_at_all = |_: &_, queues: &mut Queues<W>| {
+            let mut are_wanted = false;
+            for queue in &queues.queues {
+                let need = queue.needs.iter().find(|need| ptr::eq(&raw const *need.resource, self));
+                are_wanted |= need.is_some();
+                if need.is_some_and(|need| units.contains(&need.units)) {
+                    queue.waiters.iter().for_each(|place| look(&place.waiter));
                 }
-            };
-            pool = next;
-        }
+            }
+            are_wanted
+        };
+        self.visit(try_lock, look_at_all).unwrap_or(false)
     }
 
     /// Calls `change` with each need, under the lock, and admits waiters.
@@ -517,25 +527,19 @@ impl<W> Stock<W> {
 }
 
 impl<W> StockPool<W> {
-    /// Returns the pool into which `pool` has moved, or itself.
-    fn root(pool: &Arc<Self>) -> Arc<Self> {
-        let mut pool = Arc::clone(pool);
-        loop {
-            let next = match &*lock(&pool.0) {
-                StockPoolState::Here(_) => None,
-                StockPoolState::Moved(next) => Some(Arc::clone(next)),
-            };
-            match next {
-                Some(next) => pool = next,
-                None => return pool,
-            }
-        }
+    fn new() -> Self {
+        // Of `std` also in models, since it orders nothing.
+        use std::sync::atomic::AtomicU64 as Number;
+        static NEXT: Number = Number::new(0);
+        // Relaxed: the numbers need only be distinct.
+        let number = NEXT.fetch_add(1, Relaxed);
+        Self { number, state: Mutex::new(StockPoolState::Here(Queues::default())) }
     }
 
     /// Moves the smaller of two pools into the other, unless a pool has moved.
     fn join(one: &Arc<Self>, other: &Arc<Self>) {
-        let (first, second) = if Arc::as_ptr(one) < Arc::as_ptr(other) { (one, other) } else { (other, one) };
-        let (mut first_state, mut second_state) = (lock(&first.0), lock(&second.0));
+        let (first, second) = if one.number < other.number { (one, other) } else { (other, one) };
+        let (mut first_state, mut second_state) = (lock(&first.state), lock(&second.state));
         let (StockPoolState::Here(of_first), StockPoolState::Here(of_second)) = (&mut *first_state, &mut *second_state)
         else {
             return;
@@ -567,7 +571,7 @@ pub fn merge<W>(needs: &mut NeedsOf<W>) {
 pub fn join<W>(needs: &[Need<W>]) {
     for pair in needs.windows(2) {
         loop {
-            let (one, other) = (StockPool::root(&pair[0].resource.pool), StockPool::root(&pair[1].resource.pool));
+            let [one, other] = [0, 1].map(|at| pair[at].resource.with_pool(|pool, _| Arc::clone(pool)));
             if Arc::ptr_eq(&one, &other) {
                 break;
             }

@@ -23,7 +23,6 @@ use crate::{
     },
     observe::record,
     op::{
-        limits::Limits,
         task::{Task, flag},
         units::{Units, UnitsState},
         variable::VarCell,
@@ -132,7 +131,7 @@ pub(crate) fn take(core: &Core) -> Dump {
 fn describe(core: &Core, op: &Op<Task>, has_started: bool, running: &HashMap<OpId, String>) -> PendingOp {
     let task = op.task();
     let standings: Vec<Standing> = op.accesses().map(|access| access.standing()).collect();
-    let units = task.limits().and_then(Limits::units);
+    let units = task.units();
     let waits_for_units = units.is_some_and(|units| units.state() == UnitsState::Waits);
     let lacks = units.filter(|_| waits_for_units).into_iter().flat_map(Units::needs);
     let uses = lacks.chain(units.into_iter().flat_map(Units::held));
@@ -225,7 +224,7 @@ pub(super) fn ready_ops(core: &Core) -> Vec<usize> {
     let pinned = epoch::pin();
     let look = |op: &Op<Task>, _: *mut ()| {
         let holding = op.accesses().filter(|access| access.standing() == Standing::Holds).count();
-        let units = op.task().limits().and_then(Limits::units);
+        let units = op.task().units();
         let has_units = units.is_none_or(|units| units.state() != UnitsState::Waits);
         let is_ready = has_units && holding == op.access_count() as usize;
         if let Some(ready) = ready.get_mut(usize::from(op.task().lane)).filter(|_| is_ready) {
@@ -350,8 +349,7 @@ impl FoundOps {
         for (index, record) in self.records.iter().enumerate() {
             // SAFETY: see `of`: the record is not reused.
             let op = unsafe { record.as_ref() };
-            // SAFETY: (1): the operation was pending when it was found marked.
-            let Some(units) = op.task().limits().and_then(Limits::units) else { continue };
+            let Some(units) = op.task().units() else { continue };
             if units.state() == UnitsState::Waits {
                 waiting.push((index, units));
             }

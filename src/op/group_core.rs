@@ -16,12 +16,16 @@
 //! * `stop`: under its lock, which whoever cancels the group takes after it has changed `state`.
 //! * `failures`: under their lock. No failure is dropped under the lock, since the drop may run program code.
 //! * `pending`: see [`PendingOps`].
-//! * `is_bound`: set once the bound is.
+//! * `bound`: any thread; set once.
 //! * `resources`: under its lock.
 //!
 //! This module has no edges of its own: the count hands over what the members did.
 
-use std::{collections::BTreeMap, iter, ptr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    iter, ptr,
+    sync::{Arc, OnceLock},
+};
 
 use smallvec::SmallVec;
 
@@ -40,7 +44,7 @@ use crate::{
     sync::{
         Mutex,
         Ordering::Relaxed,
-        atomic::{AtomicBool, AtomicU8, AtomicU64},
+        atomic::{AtomicU8, AtomicU64},
         edge::{removed, step},
         lock,
     },
@@ -67,9 +71,9 @@ pub(crate) struct GroupCore {
     stop: Mutex<StopSource>,
     /// The failures of members since the last wait, keyed by push number.
     failures: Mutex<BTreeMap<u64, Kept>>,
-    /// Whether there is a bound on the members that run at a time.
-    is_bound: AtomicBool,
-    /// That bound, and the resources that members need. Of those that one member needs together, one is listed.
+    /// The bound on the members that run at a time, if there is one.
+    bound: OnceLock<Arc<ResourceCore>>,
+    /// The resources that members need. Of those that one member needs together, one is listed.
     resources: Resources,
 }
 
@@ -102,23 +106,19 @@ impl GroupCore {
             pushed: AtomicU64::new(0),
             stop: Mutex::default(),
             failures: Mutex::default(),
-            is_bound: AtomicBool::new(false),
+            bound: OnceLock::new(),
             resources: Resources::default(),
         })
     }
 
     /// Returns the bound on the members that run at a time, if there is one.
-    pub(crate) fn bound(&self) -> Option<Arc<ResourceCore>> {
-        // Relaxed: the lock hands over the bound. A push that does not follow the call that sets it may miss it.
-        if self.is_bound.load(Relaxed) { self.resources.bound() } else { None }
+    pub(crate) fn bound(&self) -> Option<&Arc<ResourceCore>> {
+        self.bound.get()
     }
 
     /// Sets the bound on the members that run at a time, unless there is one. Returns the bound.
-    pub(crate) fn set_bound(&self, bound: ResourceCore) -> Arc<ResourceCore> {
-        let bound = self.resources.set_bound(bound);
-        // Relaxed: see `bound`.
-        self.is_bound.store(true, Relaxed);
-        bound
+    pub(crate) fn set_bound(&self, jobs: usize) -> &Arc<ResourceCore> {
+        self.bound.get_or_init(|| Arc::new(ResourceCore::bound(jobs)))
     }
 
     pub(crate) fn resources(&self) -> &Resources {

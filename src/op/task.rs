@@ -54,6 +54,7 @@ use crate::{
         cancellable::{Cancellable, Function, WaitersPlace},
         frame::Call,
         limits::Limits,
+        units::Units,
     },
     sync::{Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell},
     system::panics,
@@ -350,6 +351,11 @@ impl Task {
         self.has(flag::LIMITED).then(|| unsafe { (*Self::extras(self)).limits.assume_init().as_ref() })
     }
 
+    /// Returns the units that the operation needs, if it needs any.
+    pub(crate) fn units(&self) -> Option<&Units> {
+        self.limits()?.units()
+    }
+
     /// Returns the state of an asynchronous operation.
     pub(crate) fn async_state(&self) -> Option<&AsyncState<OpError>> {
         // SAFETY: with this flag, `begin` has initialised the state.
@@ -609,7 +615,7 @@ pub(crate) trait Job: Send + 'static {
     const ENDS_EARLY: bool = false;
     /// Whether [`forgo`](Self::forgo) does anything.
     const FORGOES: bool = false;
-    /// Called once the function will not be called, before anyone can see this. Must not run program code.
+    /// Called once the function will not be called, before other threads or program code can see this. Must not run program code.
     fn forgo(&self) {}
     /// Claims the operation for the calling thread, which is about to start or skip it. May be called repeatedly.
     fn claim(&self) -> Claimed {

@@ -46,7 +46,7 @@ use crate::{
     },
 };
 
-/// Who waits for units.
+/// A waiter for units.
 #[derive(Debug)]
 pub(crate) enum UnitsWaiter {
     /// The owned record of a ready operation.
@@ -80,7 +80,7 @@ pub(crate) enum UnitsState {
 pub(crate) struct WaitNumber(Arc<AtomicU64>);
 
 impl WaitNumber {
-    /// The number of who is not to wait any more.
+    /// The number of a waiter that must not wait any more.
     const ENDED: u64 = u64::MAX;
 
     pub(crate) fn set(&self, number: u64) {
@@ -194,13 +194,12 @@ fn state_of(state: u8) -> UnitsState {
     [None, Waits, Held, Still, Named, Ended][usize::from(state)]
 }
 
-/// Resources in whose pools operations may wait, and the bound of a group. Small as long as there are none.
+/// Resources in whose pools operations may wait. Small as long as there are none.
 #[derive(Debug, Default)]
 pub(crate) struct Resources(Mutex<Option<Box<ResourceList>>>);
 
 #[derive(Debug, Default)]
 struct ResourceList {
-    bound: Option<Arc<ResourceCore>>,
     /// The resources by their addresses, among them some that exist no longer.
     used: HashMap<usize, Weak<ResourceCore>>,
     /// The number of resources from which on those that exist no longer are removed.
@@ -210,7 +209,7 @@ struct ResourceList {
 impl Resources {
     pub(crate) fn add(&self, resource: &Arc<ResourceCore>) {
         let mut list = lock(&self.0);
-        let ResourceList { used, is_many, .. } = &mut **list.get_or_insert_default();
+        let ResourceList { used, is_many } = &mut **list.get_or_insert_default();
         used.entry(Arc::as_ptr(resource).addr()).or_insert_with(|| Arc::downgrade(resource));
         if used.len() > *is_many {
             used.retain(|_, known| known.strong_count() > 0);
@@ -222,15 +221,5 @@ impl Resources {
     pub(crate) fn all(&self) -> Vec<Arc<ResourceCore>> {
         let list = lock(&self.0);
         list.iter().flat_map(|list| list.used.values()).filter_map(Weak::upgrade).collect()
-    }
-
-    pub(crate) fn bound(&self) -> Option<Arc<ResourceCore>> {
-        lock(&self.0).as_ref()?.bound.clone()
-    }
-
-    /// Sets the bound, unless there is one. Returns the bound.
-    pub(crate) fn set_bound(&self, bound: ResourceCore) -> Arc<ResourceCore> {
-        let mut list = lock(&self.0);
-        Arc::clone(list.get_or_insert_default().bound.get_or_insert_with(|| Arc::new(bound)))
     }
 }

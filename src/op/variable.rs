@@ -402,7 +402,7 @@ impl VarCell {
     pub(crate) unsafe fn take_place(&self, is_mutation: bool) -> u64 {
         let place = self.place();
         if is_mutation {
-            // Relaxed: (1), so nobody else uses the count before the queue has handed it over.
+            // Relaxed: (1), so no other thread uses the count before the queue has handed it over.
             self.state.place.store(place + 1, Relaxed);
         }
         place

@@ -402,7 +402,7 @@ impl Walk {
             |goal: &Goal<'_>| goal.depends_on(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
         self.reach(NonNull::from(op), Some(task), from, reaches, &mut todo);
         todo.into_iter().for_each(|(inside, step)| self.enter(&inside, step));
-        if op.task().limits().is_some_and(|limits| limits.units().is_some()) {
+        if op.task().units().is_some() {
             self.follow_units(NonNull::from(op), from);
         }
     }
@@ -413,7 +413,7 @@ impl Walk {
         while let Some(holder) = holders.pop() {
             // SAFETY: the operation was not complete at some moment since this thread was pinned.
             let task = unsafe { holder.as_ref() }.task();
-            let Some(units) = task.limits().and_then(Limits::units).filter(|units| units.are_held()) else { continue };
+            let Some(units) = task.units().filter(|units| units.are_held()) else { continue };
             if !self.holders.insert(holder) {
                 continue;
             }
@@ -447,7 +447,7 @@ impl Walk {
             // waiter, so its function has not returned.
             for op in unsafe { incomplete(&inside.ops) } {
                 // SAFETY: the operation was not complete at some moment since this thread was pinned.
-                let units = unsafe { op.as_ref() }.task().limits().and_then(Limits::units);
+                let units = unsafe { op.as_ref() }.task().units();
                 let holds = |need: &Need<_>| Arc::ptr_eq(&need.resource, resource);
                 if !known.contains(&op)
                     && units.is_some_and(|units| units.are_held() && units.needs().iter().any(holds))
