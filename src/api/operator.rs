@@ -186,7 +186,11 @@ impl<T: Send + 'static> sealed::Parameters for Newest<T> {
     }
 
     fn start(given: NewestValue<T>) -> NewestValue<T> {
-        NewestValue::Taken(Box::new(given.take()))
+        NewestValue::Taken(match given {
+            NewestValue::Here(value) => Box::new(value.take()),
+            NewestValue::Boxed(value) => value.take(),
+            NewestValue::Taken(value) => value,
+        })
     }
 
     fn argument(given: &NewestValue<T>) -> &T {
@@ -993,7 +997,8 @@ impl<P: Parameters> Operator<P> {
     /// appends nothing. On an engine without a log, and in a second call, this does nothing.
     ///
     /// `encode` is called on the thread that runs the operation, just before its function, so it should be quick and must
-    /// not wait. If it panics, the operation fails, and cannot be replayed. Runs that are skipped or cancelled are logged without their arguments.
+    /// not wait. If it panics, the operation fails, and cannot be replayed. Runs that are skipped or cancelled are logged
+    /// without their arguments.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1018,16 +1023,6 @@ impl<P: Parameters> Operator<P> {
             });
         }
         self
-    }
-
-    /// Pushes a run again, on these chosen variables. Returns `None` if they do not fit.
-    pub(super) fn push_again(
-        &self,
-        chosen: &[&dyn Any],
-        argument: P::Argument,
-        location: &'static Location<'static>,
-    ) -> Option<Result<(), PushError>> {
-        P::push_again(self, chosen, argument, location)
     }
 
     /// Returns an error immediately if the [limit](crate::EngineBuilder::max_pending) of the engine or of the

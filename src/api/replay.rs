@@ -162,7 +162,7 @@ impl<'e> Replay<'e> {
     ) -> &mut Self {
         let push = move |argument: &[u8], chosen: &[&dyn Any], location| {
             let argument = decode(argument).map_err(Unpushed::Argument)?;
-            operator.push_again(chosen, argument, location).ok_or(Unpushed::Chosen)?.map_err(Unpushed::Push)
+            P::push_again(operator, chosen, argument, location).ok_or(Unpushed::Chosen)?.map_err(Unpushed::Push)
         };
         let known = ReplayedOperator { tokens: operator.tokens().to_vec(), push: Box::new(push) };
         self.operators.entry(operator.name().as_str().to_owned()).or_default().push(known);

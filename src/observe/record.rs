@@ -159,24 +159,22 @@ pub(crate) fn push_short<const N: usize>(
     entries: &[Entry; N],
 ) {
     let Some(recording) = core.recording() else { return };
-    if recording.only_logs {
-        let id = recording.recorder.next_number();
-        // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call. (2): an
-        // engine records from its creation on, and all its records have this room.
-        unsafe { Task::set_recorded(op.task_ptr(), id) };
-        return log_push(core, recording, op.task(), id);
-    }
-    let engine = recording.engine;
-    let accesses = std::array::from_fn::<_, N, _>(|at| {
-        // SAFETY: the creator of the entries keeps handles to their variables until the push returns.
-        let queue = unsafe { entries[at].cell.as_ref() }.queue();
-        AccessWord::new(VarId::new(engine, queue.id()), entries[at].mode.into())
-    });
-    let head = PushHead { location, priority: DEFAULT_BAND, engine, lane: 0, internal: false };
-    let id = recording.recorder.push_few(&head, name, accesses);
+    let id = if recording.only_logs {
+        recording.recorder.next_number()
+    } else {
+        let engine = recording.engine;
+        let accesses = std::array::from_fn::<_, N, _>(|at| {
+            // SAFETY: the creator of the entries keeps handles to their variables until the push returns.
+            let queue = unsafe { entries[at].cell.as_ref() }.queue();
+            AccessWord::new(VarId::new(engine, queue.id()), entries[at].mode.into())
+        });
+        let head = PushHead { location, priority: DEFAULT_BAND, engine, lane: 0, internal: false };
+        recording.recorder.push_few(&head, name, accesses)
+    };
     // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call. (2): an engine
     // records from its creation on, and all its records have this room.
     unsafe { Task::set_recorded(op.task_ptr(), id) };
+    log_push(core, recording, op.task(), id);
 }
 
 /// Records that `op` is about to be pushed and assigns its number.
@@ -417,13 +415,17 @@ fn place(core: &Core, recording: &Recording, lane: u8) -> Place {
 /// What is recorded of a plain operation while it runs.
 pub(crate) trait RunRecording {
     /// Returns the flags of operations that this does not record although they are recorded.
-    fn unrecorded(&self) -> u16;
+    #[inline(always)]
+    fn unrecorded(&self) -> u16 {
+        0
+    }
     /// Records that the function of `op` is about to be called.
     fn start(&self, op: &Op<Task>);
     /// Records that `op` has succeeded and is ending.
     fn end(&self, op: &Op<Task>);
     /// Records that the last event on this thread made `op` ready.
-    fn ready(&self, op: &Op<Task>);
+    #[inline(always)]
+    fn ready(&self, _: &Op<Task>) {}
 }
 
 /// The [`RunRecording`] that records nothing.
@@ -440,9 +442,6 @@ impl RunRecording for NoRecording {
 
     #[inline(always)]
     fn end(&self, _: &Op<Task>) {}
-
-    #[inline(always)]
-    fn ready(&self, _: &Op<Task>) {}
 }
 
 /// The [`RunRecording`] of an engine that only records, on a thread that runs the engine's workers.
@@ -456,11 +455,6 @@ pub(crate) struct PlainRecording<'r> {
 }
 
 impl RunRecording for PlainRecording<'_> {
-    #[inline(always)]
-    fn unrecorded(&self) -> u16 {
-        0
-    }
-
     #[inline(always)]
     fn start(&self, op: &Op<Task>) {
         if let Some(id) = op.task().op_id() {
@@ -492,11 +486,6 @@ pub(crate) struct LogRecording<'r> {
 
 impl RunRecording for LogRecording<'_> {
     #[inline(always)]
-    fn unrecorded(&self) -> u16 {
-        0
-    }
-
-    #[inline(always)]
     fn start(&self, op: &Op<Task>) {
         if let Some(id) = op.task().op_id() {
             log_start(self.recording, op, id, false);
@@ -507,19 +496,12 @@ impl RunRecording for LogRecording<'_> {
     fn end(&self, _: &Op<Task>) {
         self.log.flush();
     }
-
-    #[inline(always)]
-    fn ready(&self, _: &Op<Task>) {}
 }
 
 /// The [`RunRecording`] of any engine with a recording, on any thread.
 pub(crate) struct FullRecording<'c>(pub(crate) &'c Core);
 
 impl RunRecording for FullRecording<'_> {
-    fn unrecorded(&self) -> u16 {
-        0
-    }
-
     fn start(&self, op: &Op<Task>) {
         start(self.0, op);
     }

@@ -283,25 +283,23 @@ impl Cancellable<dyn Function> {
             signal.iter().for_each(|signal| signal.give());
             return false;
         }
-        self.forgo();
-        if how == Cancel::Loudly {
-            failure.record(failures);
-        }
-        tell(failure);
         // SAFETY: (1): this thread has won the claim.
-        unsafe { self.clear() };
-        self.withdraw();
+        unsafe { self.end_cancelled(failure, (how == Cancel::Loudly).then_some(failures), tell) };
         true
     }
 
-    /// Drops the function of a cancelled operation.
+    /// Tells of the cancellation of the operation, whose failure is recorded in `failures`, and drops its function.
     ///
     /// # Safety
     /// 1. This thread has won the claim.
-    unsafe fn clear(&self) {
+    unsafe fn end_cancelled(&self, failure: OpError, failures: Option<&Arc<Failures>>, tell: impl FnOnce(OpError)) {
+        self.forgo();
+        failures.into_iter().for_each(|failures| failure.record(failures));
+        tell(failure);
         // SAFETY: (1).
         self.f.with_mut(|f| unsafe { &mut *f }.clear());
         self.is_cleared.store(true, release(edge::cleared::CLEARED));
+        self.withdraw();
     }
 
     /// Cancels the operation loudly if it has neither started nor been cancelled: calls `tell` with the failure and
@@ -314,12 +312,8 @@ impl Cancellable<dyn Function> {
             None => false,
             Some(false) => true,
             Some(true) => {
-                self.forgo();
-                failure.record(failures);
-                tell(failure);
                 // SAFETY: (1): this thread has won the claim.
-                unsafe { self.clear() };
-                self.withdraw();
+                unsafe { self.end_cancelled(failure, Some(failures), tell) };
                 true
             }
         }

@@ -12,16 +12,16 @@
 //! | 0, 1 | *open*: the value is in the place of this number | the other one, by `replace`; `CLOSED` and this number |
 //! | `CLOSED` and the number of a place | no push replaces the value: the run has started and taken it, or will not start and drops it | – |
 //!
-//! A run that is cancelled or skipped is [closed](Closer::close) before anyone can see this, but its value is dropped
-//! later, since the drop may run program code. So a push that comes after the cancellation or the skip does not put its
-//! value into that run.
+//! A run that is cancelled or skipped is [closed](Closer::close) before other threads or program code can see this, but
+//! its value is dropped later, since the drop may run program code. So a push that comes after the cancellation or the
+//! skip does not put its value into that run.
 //!
 //! A push that enters a run takes these steps:
 //!
 //! 1. *Begin*: it notes how many runs have entered ([`Entering::since`]).
 //! 2. *Land*: the engine's push gives the run its place in the order.
 //! 3. *End*: it counts its run as entered, and lists it. If no other run was counted in between, every run that has
-//!    entered lies before this one. Otherwise nobody knows which lies where, and the list is void: its
+//!    entered lies before this one. Otherwise their order is unknown, and the list is void: its
 //!    [count](Listed::as_of) is not that of the runs that have entered. A run that is closed by then, for example
 //!    because its push has run it, is not listed and leaves a valid list valid: no listed run can overtake it.
 //!

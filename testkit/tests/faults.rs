@@ -961,7 +961,7 @@ fn a_thread_stopped_in_a_conflating_push_delays_no_other_push() {
                 armed.arm(1);
                 let pushed = [1, 2].map(|number| stopped.push((1, number)));
                 Stop::disarm();
-                pushed.map(|pushed| pushed.expect("the engine should be open"));
+                pushed.into_iter().for_each(|pushed| _ = pushed.expect("the engine should be open"));
             });
             assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
             let late = early..early + 10;

@@ -131,7 +131,9 @@ fn each_value_is_received_once_or_counted_in_the_order_of_its_thread() {
             let (most, pause) = (1 + random.below(3), random.below(2_000));
             let drops = Drops::new();
             let list = engine.var(Vec::new());
-            let add = engine.op("add").eager_if(random.one_in(4)).operator_newest(
+            let add = engine.op("add");
+            let add = if random.one_in(4) { add.eager() } else { add };
+            let add = add.operator_newest(
                 most,
                 list.write(),
                 move |list: &mut Vec<_>, (thread, number, value): (usize, usize, common::Droppable)| {
@@ -175,16 +177,6 @@ fn each_value_is_received_once_or_counted_in_the_order_of_its_thread() {
             }
             assert_eq!(received.last().unwrap().1, pushes - 1, "the last value is not that of a thread's last push");
         });
-    }
-}
-
-trait EagerIf {
-    fn eager_if(self, eager: bool) -> Self;
-}
-
-impl EagerIf for raddle::OpBuilder<'_> {
-    fn eager_if(self, eager: bool) -> Self {
-        if eager { self.eager() } else { self }
     }
 }
 
