@@ -134,7 +134,7 @@ fn used_and_foreign_handles_are_refused_in_debug_builds() {
     assert_eq!(unsafe { raddle_token_free(&raw mut owned) }, raddle_status::Ok);
     assert_eq!(push(first, &op(add, null_mut(), &[copy])), raddle_status::Invalid);
     assert_eq!(message(), "the handle (Token) was used, freed or never made");
-    let mut operator = unsafe { std::mem::zeroed() };
+    let mut operator = zeroed();
     let description = op(add, null_mut(), &[]);
     assert_eq!(unsafe { raddle_operator_new(first, &raw const description, &raw mut operator) }, raddle_status::Ok);
     let copy = operator;

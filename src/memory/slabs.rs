@@ -491,10 +491,6 @@ impl Slabs {
         while let Some(slab) = NonNull::new(next) {
             // SAFETY: the caller is pinned, so a slab that it has reached in the list is not freed.
             let Slab { older, spare, .. } = unsafe { slab.as_ref() };
-            // In models, the first record's stamp stands for the head, too.
-            #[cfg(any(raddle_loom, raddle_shuttle))]
-            // SAFETY: as above.
-            let _ = unsafe { records::word(self.record(slab, 0)) };
             for at in 0..self.records {
                 // Relaxed: a record is taken before it is marked, so a thread that knows of the mark sees it taken.
                 if spare[at / BITS].load(Relaxed) >> (at % BITS) & 1 == 1 {
@@ -509,6 +505,10 @@ impl Slabs {
             }
             // Relaxed: acquired with the newest slab.
             next = older.load(Relaxed);
+            // In models, the stamp of the first record stands for the head, too, which has just been read.
+            #[cfg(any(raddle_loom, raddle_shuttle))]
+            // SAFETY: as above.
+            let _ = unsafe { records::word(self.record(slab, 0)) };
         }
     }
 }
