@@ -69,8 +69,8 @@ pub(crate) struct GroupCore {
     pushed: AtomicU64,
     /// Asks started members to stop.
     stop: Mutex<StopSource>,
-    /// The failures of members since the last wait, keyed by push number.
-    failures: Mutex<BTreeMap<u64, Kept>>,
+    /// The failures of members since the last wait, keyed by push number. Small as long as there are none.
+    failures: Mutex<Option<Box<BTreeMap<u64, Kept>>>>,
     /// The bound on the members that run at a time, if there is one.
     bound: OnceLock<Arc<ResourceCore>>,
     /// The resources that members need. Of those that one member needs together, one is listed.
@@ -193,10 +193,11 @@ impl GroupCore {
 
     /// Keeps a member's failure if it is among the [`MAX_KEPT`] earliest.
     pub(crate) fn keep(&self, number: u64, failure: Kept) {
-        let mut failures = lock(&self.failures);
+        let mut guard = lock(&self.failures);
+        let failures = guard.get_or_insert_default();
         let before = failures.insert(number, failure);
         let last = if failures.len() > MAX_KEPT { failures.pop_last() } else { None };
-        drop(failures);
+        drop(guard);
         drop((before, last));
     }
 
@@ -204,13 +205,14 @@ impl GroupCore {
     /// `is_left`.
     pub(crate) fn first_failure(&self, is_left: impl Fn(&OpError) -> bool) -> Option<OpError> {
         let failures = lock(&self.failures);
-        failures.values().find(|kept| !kept.mutates || is_left(&kept.failure)).map(|kept| kept.failure.clone())
+        let mut kept = failures.iter().flat_map(|failures| failures.values());
+        kept.find(|kept| !kept.mutates || is_left(&kept.failure)).map(|kept| kept.failure.clone())
     }
 
     /// Returns the failure of the first member, in push order, that has failed since the last call. That failure and
     /// those that originated in the group count as reported.
     pub(crate) fn take_failure(&self) -> Result<(), WaitError> {
-        let failures = std::mem::take(&mut *lock(&self.failures));
+        let Some(failures) = lock(&self.failures).take() else { return Ok(()) };
         failures.values().filter(|kept| kept.is_own).for_each(|kept| kept.failure.mark_reported());
         failures.into_values().next().map_or(Ok(()), |first| Err(first.failure.into()))
     }
