@@ -52,7 +52,7 @@ use crate::{
         cancellable::Handled,
         frame::Call,
         group_core::GroupCore,
-        job::{self, HandleJob, Out, without_sink},
+        job::{self, Asynchronous, HandleJob, Out, without_sink},
         limits::Limits,
         spec::{self, Entries, Entry, MOST_SHORT, Route, Spec},
         task::{ErasedJob, Job, flag},
@@ -1725,14 +1725,30 @@ impl<'e> OpBuilder<'e> {
     /// description of a bare operation in memory: it knows the number of accesses, and that no property was set.
     #[inline(always)]
     fn enqueue_made<A: ScopedAccesses, J: Job>(
-        mut self,
+        self,
         location: &'static Location<'static>,
         accesses: &A,
         make: impl FnOnce(&Spec, &'static Location<'static>) -> J,
     ) -> Result<(), PushError> {
+        if const { A::KIND.is(Kind::Completion) } {
+            return self
+                .enqueue_shortly(location, accesses, flag::ASYNC, |spec, location| Asynchronous(make(spec, location)));
+        }
         if const { !A::KIND.is(Kind::Function) } {
             return self.enqueue(location, accesses, const { flags_of(A::KIND) }, make);
         }
+        self.enqueue_shortly(location, accesses, 0, make)
+    }
+
+    /// [`enqueue_made`](Self::enqueue_made) for an operation that needs no stream and whose job has these flags.
+    #[inline(always)]
+    fn enqueue_shortly<A: ScopedAccesses, J: Job>(
+        mut self,
+        location: &'static Location<'static>,
+        accesses: &A,
+        flags: u16,
+        make: impl FnOnce(&Spec, &'static Location<'static>) -> J,
+    ) -> Result<(), PushError> {
         if const { is_counted::<A>() } && self.is_bare && self.owned.entries.is_empty() {
             let job = make(&self.owned.spec, location);
             let (core, name) = self.into_bare();
@@ -1744,7 +1760,7 @@ impl<'e> OpBuilder<'e> {
             let (core, name, entries) = self.into_short();
             return push::push_short::<false, _>(core, name, location, entries, job);
         }
-        self.enqueue(location, &(), 0, make)
+        self.enqueue(location, &(), flags, make)
     }
 
     /// Whether [`push_short`](push::push_short) may push the operation, whose accesses have been declared.
@@ -1789,7 +1805,11 @@ impl<'e> OpBuilder<'e> {
             self.finish(accesses, flags)
         };
         match finished {
-            Ok(()) if self.is_bare && flags == 0 && (2..=MOST_SHORT).contains(&self.owned.entries.len()) => {
+            Ok(())
+                if self.is_bare
+                    && flags & !flag::ASYNC == 0
+                    && (2..=MOST_SHORT).contains(&self.owned.entries.len()) =>
+            {
                 let job = make(&self.owned.spec, location);
                 let name = self.owned.spec.name.as_static().unwrap_or_default();
                 push::push_several(self.core, name, location, &**self.owned.entries, job)

@@ -39,7 +39,7 @@ use crate::{
     op::{
         frame, no_wait,
         spec::{Entries, Entry, MOST_SHORT, Spec, sort},
-        task::{ErasedJob, FillJob, Job, Task, flag},
+        task::{ErasedJob, FillJob, Job, Task, flag, flags_of},
         variable::VarCell,
     },
     scheduler::{DEFAULT_BAND, band_of},
@@ -363,7 +363,7 @@ unsafe fn push_several_untyped<E: Several + ?Sized>(
     // SAFETY: the creator of the entries keeps handles to their variables until the push returns. The task is
     // filled below, and there is room for it. Since the ids are distinct, so are the places, which are below `count`.
     let (op, task) = unsafe { OpRef::new_several(count as u32, room, DEFAULT_BAND, false, (0..count).map(access)) };
-    let flags = if name.is_empty() { 0 } else { flag::NAMED };
+    let flags = fill_job.flags | if name.is_empty() { 0 } else { flag::NAMED };
     // SAFETY: `task` points to uninitialised memory for a task in the record, and is filled below.
     unsafe { Task::begin(task, ticket, 0, flags) };
     // SAFETY: the task was begun, and no other thread knows it yet.
@@ -448,7 +448,9 @@ fn push_slowly(
     entries: &[Entry],
     job: ErasedJob,
 ) -> Result<(), PushError> {
-    core.push(&Spec::new(Name::from(name)), location, &mut Entries::from_slice(entries), job)
+    let mut spec = Spec::new(Name::from(name));
+    spec.flags |= job.flags();
+    core.push(&spec, location, &mut Entries::from_slice(entries), job)
 }
 
 /// Checks every variable, sorts the entries by variable and merges entries for the same variable: a variable that
@@ -593,14 +595,14 @@ fn room(core: &Core, bytes: usize) -> Room {
 
 /// Returns a function that initialises the task in the record of a bare operation.
 #[inline(always)]
-fn init_task(
+fn init_task<J: Job>(
     ticket: Ticket,
     name: &'static str,
     location: &'static Location<'static>,
-    job: impl Job,
+    job: J,
 ) -> impl FnOnce(*mut Task) {
     move |task| {
-        let flags = if name.is_empty() { 0 } else { flag::NAMED };
+        let flags = const { flags_of::<J>() } | if name.is_empty() { 0 } else { flag::NAMED };
         // SAFETY: the record's creation passes a pointer to uninitialised memory for a task, which is filled below.
         unsafe { Task::begin(task, ticket, 0, flags) };
         // SAFETY: the task was begun, and no other thread knows it yet.

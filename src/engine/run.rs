@@ -353,10 +353,17 @@ impl Core {
     }
 }
 
+/// Whether an asynchronous operation that has succeeded may [complete plainly](complete_plainly).
+#[inline]
+pub(super) fn ends_plainly(core: &Core, op: &Op<Task>) -> bool {
+    let special = flag::INLINE | flag::REPORTS | flag::SILENT | flag::GPU_LANE | flag::RECORDED | flag::PARENT;
+    !op.task().has(special) && !removed(engine_step::SCHEDULE_THEN_NOTIFY) && is_sound(core, op)
+}
+
 /// Completes an operation that has succeeded on the CPU. The caller has checked that the operation is not silent,
 /// that it reports no result, and that none of its variables had failed.
 #[inline(always)]
-fn complete_plainly(op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Ticket {
+pub(super) fn complete_plainly(op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Ticket {
     let ticket = op.task().ticket;
     let count = |access: &Access<Task>| {
         if access.mode().is_write() {

@@ -178,6 +178,9 @@ fn complete_by_right(
     function: FnState,
     ready: &mut ReadyList<Task>,
 ) -> Epilogue {
+    if result.is_ok() && run::ends_plainly(core, &right) {
+        return Epilogue::CountOut(run::complete_plainly(right, ready));
+    }
     let kin = right.task().limits().and_then(Limits::parent_of);
     if let Some(family) = kin.and_then(Family::from_kin) {
         family.end_completion(right, result);

@@ -138,6 +138,48 @@ where
     }
 }
 
+// ----------------------------------------------------------------------------------------------- a completion ----
+
+/// The job of an operation that ends with its completion.
+pub(crate) struct Asynchronous<J>(pub(crate) J);
+
+impl<J: Job> Job for Asynchronous<J> {
+    const ASYNC: bool = true;
+    const REPORTS: bool = J::REPORTS;
+    const ENDS_EARLY: bool = J::ENDS_EARLY;
+    const FORGOES: bool = J::FORGOES;
+
+    fn forgo(&self) {
+        self.0.forgo();
+    }
+
+    fn claim(&self) -> Claimed {
+        self.0.claim()
+    }
+
+    fn beside(&self) -> Option<&Beside> {
+        self.0.beside()
+    }
+
+    #[inline]
+    unsafe fn start(this: *mut Self, call: &Call<'_>) -> Result<(), Cause> {
+        // SAFETY: (1): only the address of the field is computed, and the conditions of its `start` are the same.
+        unsafe { J::start(&raw mut (*this).0, call) }
+    }
+
+    fn started(&mut self) -> Remainder {
+        self.0.started()
+    }
+
+    fn discard(&mut self) {
+        self.0.discard();
+    }
+
+    fn report(&mut self, result: Result<(), &OpError>) -> Remainder {
+        self.0.report(result)
+    }
+}
+
 // --------------------------------------------------------------------------------------------------- a handle ----
 
 /// Where the function of an operation with a handle stores the result's value.

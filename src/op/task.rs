@@ -114,11 +114,13 @@ pub(crate) struct FillJob {
     pub(crate) fill: unsafe fn(*mut Task, *mut ()),
     /// [`Task::bytes_for`] such a job.
     pub(crate) bytes: usize,
+    /// [`flags_of`] such a job.
+    pub(crate) flags: u16,
 }
 
 impl FillJob {
     pub(crate) const fn of<W: Job>() -> Self {
-        Self { fill: Task::fill_job::<W>, bytes: Task::bytes_for::<W>() }
+        Self { fill: Task::fill_job::<W>, bytes: Task::bytes_for::<W>(), flags: flags_of::<W>() }
     }
 }
 
@@ -174,7 +176,13 @@ impl Task {
 
     /// Returns the number of bytes behind the task of a bare operation with the job `W` whose events are not recorded.
     pub(crate) const fn bytes_for<W: Job>() -> usize {
-        if fits::<W>() { size_of::<W>() } else { size_of::<Box<W>>() }
+        if W::ASYNC {
+            Self::ANY_ROOM.bytes
+        } else if fits::<W>() {
+            size_of::<W>()
+        } else {
+            size_of::<Box<W>>()
+        }
     }
 
     /// Returns the address this many bytes behind the task's start. A reference to a task may be used only for the task
@@ -232,21 +240,20 @@ impl Task {
         Self::tell_place(task, job.beside());
         let (vtable, storage, limits, flags) = job.into_parts();
         // SAFETY: (1): the flags were set by `begin`. Only the job says whether there are limits.
-        unsafe { (*task).flags &= !flag::LIMITED };
+        unsafe { (*task).flags = (*task).flags & !flag::LIMITED | flags };
         set! { task, vtable: MaybeUninit::new(vtable), job: UnsafeCell::new(()) }
         // SAFETY: (1), (2): there is room for the largest job behind the task.
         unsafe { Self::behind::<Storage>(task, size_of::<Self>()).write(storage) };
         if let Some(limits) = limits {
             set! { Self::extras(task), limits: MaybeUninit::new(NonNull::from(Box::leak(limits))) }
         }
-        // SAFETY: (1).
-        unsafe { Self::add_flags(task, flags) };
     }
 
     /// Moves the job at `job` into a task.
     ///
     /// # Safety
-    /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
+    /// 1. `task` has been [begun](Self::begin) with [the flags of such a job](flags_of), is valid for writes, and is not
+    ///    yet known to another thread.
     /// 2. `job` points to a `W`, which is not used afterwards.
     /// 3. The record has [room for the job](Self::bytes_for) behind the task.
     pub(crate) unsafe fn fill_job<W: Job>(task: *mut Self, job: *mut ()) {
@@ -256,10 +263,11 @@ impl Task {
         unsafe { Self::fill(task, work) };
     }
 
-    /// Moves a job without limits into a task, and sets the flags of the job.
+    /// Moves a job without limits into a task.
     ///
     /// # Safety
-    /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
+    /// 1. `task` has been [begun](Self::begin) with [the flags of such a job](flags_of), is valid for writes, and is not
+    ///    yet known to another thread.
     /// 2. The record has [room for the job](Self::bytes_for) behind the task.
     #[inline(always)]
     pub(crate) unsafe fn fill<W: Job>(task: *mut Self, work: W) {
@@ -269,8 +277,6 @@ impl Task {
         set! { task, vtable: MaybeUninit::new(const { &VTable::of::<W>() }), job: UnsafeCell::new(()) }
         // SAFETY: (1), (2): the job's place is behind the task.
         unsafe { store(Self::behind(task, size_of::<Self>()), work) };
-        // SAFETY: (1).
-        unsafe { Self::add_flags(task, const { flags_of::<W>() }) };
     }
 
     /// Tells the place of the operation's handle, if it has one, to which task it belongs.
@@ -279,19 +285,6 @@ impl Task {
         if let (Some(beside), Some(task)) = (beside, NonNull::new(task.cast())) {
             // SAFETY: the job keeps the state until the operation has ended.
             unsafe { beside.as_ref() }.place().set_task(task);
-        }
-    }
-
-    /// Adds the flags of the job.
-    ///
-    /// # Safety
-    /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
-    #[inline(always)]
-    unsafe fn add_flags(task: *mut Self, of_job: u16) {
-        // SAFETY: (1): the flags were set by `begin`.
-        let flags = unsafe { (*task).flags };
-        if of_job != 0 {
-            set! { task, flags: flags | of_job }
         }
     }
 
@@ -610,6 +603,8 @@ pub(crate) trait Job: Send + 'static {
     /// Whether the job reports the result, and must be claimed before it starts. If not, only `start` and `discard` are
     /// called.
     const REPORTS: bool;
+    /// Whether the operation ends with its completion. If its job does not say so, the description must.
+    const ASYNC: bool = false;
     /// Whether `report` may be called while `start` runs on another thread. If not, it is not called once `start` was
     /// called for an asynchronous operation.
     const ENDS_EARLY: bool = false;
@@ -683,7 +678,7 @@ struct Reporting {
 
 /// Returns the flags of operations with such a job.
 pub(crate) const fn flags_of<W: Job>() -> u16 {
-    if W::REPORTS { flag::REPORTS } else { 0 }
+    (if W::REPORTS { flag::REPORTS } else { 0 }) | (if W::ASYNC { flag::ASYNC } else { 0 })
 }
 
 /// Stores a job.
@@ -769,7 +764,8 @@ unsafe fn __rust_begin_short_backtrace<W: Job>(storage: *mut (), call: &Call<'_>
 pub(crate) struct ErasedJob {
     limits: Option<Box<Limits>>,
     job: Loose,
-    reports: bool,
+    /// [`flags_of`] the job.
+    flags: u16,
 }
 
 /// A [`Job`] of any type that is not in a record yet.
@@ -799,7 +795,7 @@ impl ErasedJob {
         let mut storage = [MaybeUninit::uninit(); WORDS];
         // SAFETY: (1): this is the largest place for a job.
         unsafe { store(storage.as_mut_ptr().cast(), work) };
-        Self { limits: None, job: Loose { vtable: const { &VTable::of::<W>() }, storage }, reports: W::REPORTS }
+        Self { limits: None, job: Loose { vtable: const { &VTable::of::<W>() }, storage }, flags: flags_of::<W>() }
     }
 
     /// Limits the operation.
@@ -817,12 +813,17 @@ impl ErasedJob {
         self.job.body().beside()
     }
 
+    /// Returns the flags of operations with such a job.
+    pub(crate) fn flags(&self) -> u16 {
+        self.flags
+    }
+
     /// Returns the job's table, the job, the limits, and the flags of an operation with both.
     fn into_parts(self) -> (&'static VTable, Storage, Option<Box<Limits>>, u16) {
-        let Self { limits, job, reports } = self;
-        let flags = if limits.is_some() { flag::LIMITED | flag::REPORTS } else { 0 };
+        let Self { limits, job, flags } = self;
+        let limited = if limits.is_some() { flag::LIMITED | flag::REPORTS } else { 0 };
         let job = ManuallyDrop::new(job);
-        (job.vtable, job.storage, limits, if reports { flags | flag::REPORTS } else { flags })
+        (job.vtable, job.storage, limits, flags | limited)
     }
 }
 
