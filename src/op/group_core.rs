@@ -10,11 +10,16 @@
 //! A member is counted in its group and in those around it from before its push until its epilogue has run, or until
 //! the end of its scope abandons it. The group of a parent's children, for which nothing waits, has no count.
 //!
+//! A member's failure is kept in its group and in those around it. The program may ignore a group's failures, for good:
+//! they then count as reported, and the groups around it keep none of them.
+//!
 //! # Who may touch what
 //!
 //! * `state`: any thread.
 //! * `stop`: under its lock, which whoever cancels the group takes after it has changed `state`.
-//! * `failures`: under their lock. No failure is dropped under the lock, since the drop may run program code.
+//! * `failures`: under their lock. No failure is dropped under the lock, since the drop may run program code. A thread
+//!   that goes outwards locks those of the next group before it unlocks those of the last one. So no call that
+//!   [ignores](GroupCore::ignore_failures) failures overtakes a failure that is not yet kept in all groups around.
 //! * `pending`: see [`PendingOps`].
 //! * `bound`: any thread; set once.
 //! * `resources`: under its lock.
@@ -69,8 +74,7 @@ pub(crate) struct GroupCore {
     pushed: AtomicU64,
     /// Asks started members to stop.
     stop: Mutex<StopSource>,
-    /// The failures of members since the last wait, keyed by push number.
-    failures: Mutex<BTreeMap<u64, Kept>>,
+    failures: Mutex<KeptFailures>,
     /// The bound on the members that run at a time, if there is one.
     bound: OnceLock<Arc<ResourceCore>>,
     /// The resources that members need. Of those that one member needs together, one is listed.
@@ -191,27 +195,58 @@ impl GroupCore {
         left.collect::<SmallVec<[Wakers; 1]>>().into_iter().for_each(Wakers::wake);
     }
 
-    /// Keeps a member's failure if it is among the [`MAX_KEPT`] earliest.
-    pub(crate) fn keep(&self, number: u64, failure: Kept) {
+    /// Keeps a member's failure in this group and in those around it, in each if it is among the [`MAX_KEPT`] earliest,
+    /// up to the first group whose failures are ignored.
+    pub(crate) fn keep(&self, number: u64, failure: &Kept) {
+        let mut dropped = Vec::new();
+        let mut around = self.path().skip(1);
         let mut failures = lock(&self.failures);
-        let before = failures.insert(number, failure);
-        let last = if failures.len() > MAX_KEPT { failures.pop_last() } else { None };
+        let is_ignored = loop {
+            dropped.extend(failures.kept.insert(number, failure.clone()));
+            if failures.kept.len() > MAX_KEPT {
+                dropped.extend(failures.kept.pop_last().map(|(_, last)| last));
+            }
+            if failures.are_ignored {
+                break true;
+            }
+            let Some(next) = around.next() else { break false };
+            if removed(step::FAILURES_STAY_IN_TURN) {
+                drop(failures);
+            }
+            failures = lock(&next.failures);
+        };
         drop(failures);
-        drop((before, last));
+        if is_ignored {
+            failure.mark_reported();
+        }
+    }
+
+    /// Ignores the failures of members: those since the last wait, and all later ones.
+    pub(crate) fn ignore_failures(&self) {
+        let mut failures = lock(&self.failures);
+        failures.are_ignored = true;
+        let ignored = failures.kept.clone();
+        let mut dropped = Vec::new();
+        for next in self.path().skip(1) {
+            failures = lock(&next.failures);
+            dropped.extend(ignored.keys().filter_map(|number| failures.kept.remove(number)));
+        }
+        drop(failures);
+        ignored.values().for_each(Kept::mark_reported);
     }
 
     /// Returns the failure of the first member, in push order, that mutates nothing or whose failure satisfies
     /// `is_left`.
     pub(crate) fn first_failure(&self, is_left: impl Fn(&OpError) -> bool) -> Option<OpError> {
         let failures = lock(&self.failures);
-        failures.values().find(|kept| !kept.mutates || is_left(&kept.failure)).map(|kept| kept.failure.clone())
+        failures.kept.values().find(|kept| !kept.mutates || is_left(&kept.failure)).map(|kept| kept.failure.clone())
     }
 
     /// Returns the failure of the first member, in push order, that has failed since the last call. That failure and
     /// those that originated in the group count as reported.
     pub(crate) fn take_failure(&self) -> Result<(), WaitError> {
-        let failures = std::mem::take(&mut *lock(&self.failures));
-        failures.values().filter(|kept| kept.is_own).for_each(|kept| kept.failure.mark_reported());
+        let failures = std::mem::take(&mut lock(&self.failures).kept);
+        failures.values().for_each(Kept::mark_reported);
         failures.into_values().next().map_or(Ok(()), |first| Err(first.failure.into()))
     }
 }
@@ -226,6 +261,15 @@ impl Drop for GroupCore {
     }
 }
 
+/// The failures of members.
+#[derive(Default)]
+struct KeptFailures {
+    /// Those since the last wait, keyed by push number.
+    kept: BTreeMap<u64, Kept>,
+    /// Whether the program ignores them, and those to come.
+    are_ignored: bool,
+}
+
 /// The failure of a member.
 #[derive(Clone)]
 pub(crate) struct Kept {
@@ -235,4 +279,13 @@ pub(crate) struct Kept {
     /// Whether the member mutates a variable, which therefore failed with it. Exact only for children and a scope's
     /// operations; `true` for every other member.
     pub(crate) mutates: bool,
+}
+
+impl Kept {
+    /// Marks the failure as reported if it originated in the group.
+    fn mark_reported(&self) {
+        if self.is_own {
+            self.failure.mark_reported();
+        }
+    }
 }
