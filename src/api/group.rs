@@ -293,8 +293,9 @@ impl Group {
 
     /// Like [`cancel`](Self::cancel), but the cancelled operations have no effect: their variables do not fail, and
     /// later operations run as if the cancelled ones had never been pushed. The handles of the cancelled operations
-    /// return [`Cause::Cancelled`](crate::error::Cause::Cancelled). Futures that have started fail loudly even so. If
-    /// both methods are called, the first call takes effect.
+    /// return [`Cause::Cancelled`](crate::error::Cause::Cancelled). Futures that have started fail loudly even so;
+    /// [`cancel_on_drop`](Self::cancel_on_drop) ignores these failures, too. If both methods are called, the first call
+    /// takes effect.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
