@@ -88,7 +88,7 @@ pub use api::{
     completion::{Completion, completion},
     engine::{Engine, Shutdown, WeakEngine},
     future_context::FutureContext,
-    group::Group,
+    group::{CancelOnDrop, Group},
     guarded::{Guarded, GuardedMut, GuardedRef},
     guards::{ReadGuard, WriteGuard},
     handle::{OpHandle, VarWait},

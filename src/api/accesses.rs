@@ -19,9 +19,10 @@ use crate::{
 };
 
 /// The accesses that an operation declares in its push method: [`Read`], [`Write`], [`Cx`], [`OnStream`],
-/// [`Completes`](crate::access::Completes), tuples of up to twelve of them, arrays, `Vec`s and slices (`&[_]`) of them,
-/// and any nesting of these. The operation's function receives references in the same shape: an array for an array, and
-/// a `Vec` for a `Vec` or a slice. An operation without typed accesses declares `()`.
+/// [`Completes`](crate::access::Completes), tuples of up to twelve of them, arrays, `Vec`s, slices (`&[_]`) and
+/// `Option`s of them, and any nesting of these. The operation's function receives references in the same shape: an array
+/// for an array, and a `Vec` for a `Vec` or a slice. For a `None`, the operation names no variable and the function
+/// receives `None`. An operation without typed accesses declares `()`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -70,7 +71,7 @@ use crate::{
     note = "declare what else the function receives: `raddle::stream()`, `raddle::completion()`",
     note = "a tuple has at most twelve elements: nest tuples beyond twelve",
     note = "pass an iterator of declarations through `raddle::each`",
-    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, an `OnStream`, a `Completes`, or a tuple, an array or a struct of those"
+    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, an `OnStream`, a `Completes`, or a tuple, an array, an `Option` or a struct of those"
 )]
 pub trait Accesses: ScopedAccesses<Captured: 'static> {}
 
@@ -88,7 +89,7 @@ impl<A: ScopedAccesses<Captured: 'static>> Accesses for A {}
     note = "declare what else the function receives: `raddle::stream()`, `raddle::completion()`",
     note = "a tuple has at most twelve elements: nest tuples beyond twelve",
     note = "pass an iterator of declarations through `raddle::each`",
-    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, an `OnStream`, a `Completes`, or a tuple, an array or a struct of those"
+    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, an `OnStream`, a `Completes`, or a tuple, an array, an `Option` or a struct of those"
 )]
 pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
     /// The guards that [`Engine::acquire`](crate::Engine::acquire) resolves to and that functions passed to
@@ -212,7 +213,7 @@ pub(crate) mod sealed {
         Stream,
         /// It ends with its completion.
         Completion,
-        /// Nothing, since it declares more than one stream or completion.
+        /// Nothing, since it declares more than one stream or completion, or may declare none.
         Mixed,
     }
 
@@ -226,7 +227,7 @@ pub(crate) mod sealed {
             }
         }
 
-        /// Returns the kind of an operation that declares any number of accesses of this kind.
+        /// Returns the kind of an operation that declares any number of accesses of this kind, perhaps none.
         #[must_use]
         pub const fn repeated(self) -> Self {
             self.and(self)
@@ -492,6 +493,39 @@ impl<A: ScopedAccesses, const N: usize> ScopedAccesses for [A; N] {
     unsafe fn guards(captured: &Self::Captured, share: &sealed::Share) -> Self::Guards {
         // SAFETY: the caller's contract holds for each part.
         captured.each_ref().map(|captured| unsafe { A::guards(captured, share) })
+    }
+}
+
+impl<A: ScopedAccesses> sealed::Sealed for Option<A> {}
+impl<'a, A: AccessRefs<'a>> AccessRefs<'a, &'a Self> for Option<A> {
+    type Refs = Option<A::Refs>;
+}
+impl<A: ScopedAccesses> ScopedAccesses for Option<A> {
+    type Guards = Option<A::Guards>;
+    type Captured = Option<A::Captured>;
+    const REFERS: bool = A::REFERS;
+    const KIND: sealed::Kind = A::KIND.repeated();
+
+    #[inline]
+    fn declare(&self, list: &mut sealed::List<'_>) {
+        self.iter().for_each(|access| access.declare(list));
+    }
+
+    fn capture(&self) -> Self::Captured {
+        self.as_ref().map(A::capture)
+    }
+
+    unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Refs<'a, Self>
+    where
+        Self: 'a,
+    {
+        // SAFETY: the caller's contract holds for the part, if there is one.
+        captured.as_ref().map(|captured| unsafe { A::refs(captured, cx) })
+    }
+
+    unsafe fn guards(captured: &Self::Captured, share: &sealed::Share) -> Self::Guards {
+        // SAFETY: the caller's contract holds for the part, if there is one.
+        captured.as_ref().map(|captured| unsafe { A::guards(captured, share) })
     }
 }
 

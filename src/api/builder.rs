@@ -482,7 +482,8 @@ impl EngineBuilder {
     ///
     /// Operations that conflict still run in push order. A shuffling engine starts all others regardless of push order
     /// and priorities, and after a delay. It does not shuffle [eager](crate::OpBuilder::eager) operations that are
-    /// ready when pushed, nor most of its own operations. Shuffling is slow and meant for tests.
+    /// ready when pushed, nor most of its own operations. Shuffling is meant for tests: it takes some 150 to 500 µs for
+    /// each operation, even if only one is ready at a time.
     ///
     /// **With one worker, the same seed gives the same order.** Operations start one after the other, and the seed
     /// decides which of the ready ones is next. This holds under two conditions: apart from operations, only one thread
@@ -595,15 +596,23 @@ impl EngineBuilder {
     /// Returns an error if a number of workers is 0 or too high, if the sizes of stacks do not fit, if there are too
     /// many GPUs, if the value of `RADDLE_ENGINE` is not the name of an engine kind, if the value of `RADDLE_SHUFFLE`
     /// is not a number, if the recorder was made before this process was forked, if another engine has the log, if a
-    /// profile cannot be written, or if
-    /// a thread cannot be started.
+    /// profile cannot be written, or if a thread cannot be started. The file of the profile is opened last, so none is
+    /// left after another error, and the log can then be given to another engine.
     pub fn build(self) -> Result<Engine, BuildError> {
         if !self.quiet {
-            return self.build_engine();
+            return self.build_with_log();
         }
         // No line is written during the build, either.
         stderr::turn_off();
-        self.build_engine().inspect_err(|_| stderr::turn_on())
+        self.build_with_log().inspect_err(|_| stderr::turn_on())
+    }
+
+    fn build_with_log(self) -> Result<Engine, BuildError> {
+        let Some(log) = self.log.clone() else { return self.build_engine() };
+        if !log.claim() {
+            return Err(BuildError::LogInUse);
+        }
+        self.build_engine().inspect_err(|_| log.release())
     }
 
     fn build_engine(self) -> Result<Engine, BuildError> {
@@ -665,19 +674,11 @@ impl EngineBuilder {
         let recording = Recording::new(
             self.recorder,
             self.observers.0,
-            profile.as_deref().map(|path| (path, is_asked_for)),
+            profile.is_some(),
             self.log.clone(),
             self.watchdog.is_some() || shuffler.is_some(),
             threads.engine(),
-            |name, main| threads.spawn_aside(name, main),
-        )
-        .map_err(|error| BuildError::Profile(profile.unwrap_or_default(), error))?;
-        if let Some(log) = self.log {
-            let has_begun = log.begin(|name, main| threads.spawn_aside(name, main)).map_err(BuildError::Thread)?;
-            if !has_begun {
-                return Err(BuildError::LogInUse);
-            }
-        }
+        );
         let (gpus, shards) = ((gpus, gpu::serve as ServeLane), (2 * workers + 2).min(64));
         let core = Arc::new(Core::new(kind, threads, gpus, shards, (limit, bound), recording, shuffler));
         pool::prepare();
@@ -692,6 +693,13 @@ impl EngineBuilder {
                 self.watchdog
                     .map_or(Ok(()), |watchdog| record::watch(engine.core(), watchdog))
                     .map_err(BuildError::Thread)?;
+                let core = engine.core();
+                let spawn = |name, main| core.threads().spawn_aside(name, main);
+                if let (Some(path), Some(recording)) = (profile, core.recording()) {
+                    let begun = recording.begin_profile(&path, is_asked_for, spawn);
+                    begun.map_err(|error| BuildError::Profile(path, error))?;
+                }
+                self.log.map_or(Ok(()), |log| log.begin(spawn)).map_err(BuildError::Thread)?;
                 Ok(engine)
             }
             Err(error) => {

@@ -1,6 +1,6 @@
 //! Groups of operations.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{fmt, future::Future, ops::Deref, sync::Arc, time::Duration};
 
 use crate::{
     api::{
@@ -293,8 +293,9 @@ impl Group {
 
     /// Like [`cancel`](Self::cancel), but the cancelled operations have no effect: their variables do not fail, and
     /// later operations run as if the cancelled ones had never been pushed. The handles of the cancelled operations
-    /// return [`Cause::Cancelled`](crate::error::Cause::Cancelled). Futures that have started fail loudly even so. If
-    /// both methods are called, the first call takes effect.
+    /// return [`Cause::Cancelled`](crate::error::Cause::Cancelled). Futures that have started fail loudly even so;
+    /// [`cancel_on_drop`](Self::cancel_on_drop) ignores these failures, too. If both methods are called, the first call
+    /// takes effect.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -312,6 +313,48 @@ impl Group {
         self.cancel_by(Cancel::Quietly);
     }
 
+    /// Returns a guard whose drop cancels the group [quietly](Self::cancel_quietly) and ignores its failures. Keep it in
+    /// the future that answers a request: if the client leaves, the runtime drops the future, and what the request has
+    /// pushed ends with it. The guard dereferences to the group.
+    ///
+    /// From the drop on, the failures that originate in the group or in a nested one count as reported, and so do those
+    /// from before: [`Engine::wait_for_all`] and waits for enclosing groups do not return them. Waits for the group
+    /// itself still do, and variables fail as they would without the guard. What must run or must not fail unnoticed
+    /// once the request has been answered does not belong in the group.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::{WaitError, WeakEngine};
+    /// use tokio::sync::oneshot;
+    ///
+    /// async fn answer(engine: WeakEngine, row: oneshot::Receiver<String>) -> Result<usize, WaitError> {
+    ///     let request = engine.group().cancel_on_drop();
+    ///     let page = engine.var(String::new());
+    ///     request.op("fetch").try_push_future(page.write(), async move |mut page| {
+    ///         *page = row.await?;
+    ///         Ok(())
+    ///     })?;
+    ///     request.op("measure").submit(page.read(), |page| page.len())?.await
+    /// }
+    ///
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    /// let (_database, row) = oneshot::channel(); // the database does not answer
+    /// runtime.block_on(async {
+    ///     let client = tokio::spawn(answer(engine.downgrade(), row));
+    ///     tokio::task::yield_now().await;
+    ///     client.abort(); // the client leaves
+    /// });
+    /// # drop(runtime);
+    /// engine.wait_for_all()?; // nothing is pending, and no failure is left
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "the group is cancelled when the guard is dropped"]
+    pub fn cancel_on_drop(self) -> CancelOnDrop {
+        CancelOnDrop(self)
+    }
+
     fn cancel_by(&self, how: Cancel) {
         if self.core.live().is_ok() {
             // Wakers of those that wait for the cancellation run here.
@@ -327,5 +370,30 @@ impl Group {
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.shared.cancelled().is_some()
+    }
+}
+
+/// A group that is cancelled, and whose failures are ignored, when this guard is dropped. Returned by
+/// [`Group::cancel_on_drop`].
+///
+/// Other handles to the group do not delay the cancellation. In a forked child, the drop does nothing.
+#[derive(Debug)]
+#[must_use = "the group is cancelled when the guard is dropped"]
+pub struct CancelOnDrop(Group);
+
+impl Deref for CancelOnDrop {
+    type Target = Group;
+
+    fn deref(&self) -> &Group {
+        &self.0
+    }
+}
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        if self.0.core.live().is_ok() {
+            self.0.shared.ignore_failures();
+            self.0.cancel_quietly();
+        }
     }
 }

@@ -122,7 +122,9 @@ const fn flags_of(kind: Kind) -> u16 {
         Kind::Function => 0,
         Kind::Stream => flag::STREAM,
         Kind::Completion => flag::ASYNC,
-        Kind::Mixed => panic!("an operation declares at most one stream or completion"),
+        Kind::Mixed => {
+            panic!("an operation declares at most one stream or completion, and not in a collection or `Option`")
+        }
     }
 }
 

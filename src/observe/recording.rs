@@ -1,6 +1,11 @@
 //! `Recording`: the recorder, the observers, the profile and the watchdog of an engine.
 
-use std::{cell::Cell, io, path::Path, sync::Arc};
+use std::{
+    cell::Cell,
+    io,
+    path::Path,
+    sync::{Arc, OnceLock},
+};
 
 use crate::{
     error::build::ShutdownError,
@@ -20,7 +25,8 @@ pub(crate) struct Recording {
     /// Whether events are recorded, for traces or for a profile.
     pub(crate) is_kept: bool,
     observers: Vec<Arc<dyn Observer>>,
-    profile: Option<Profile>,
+    /// The profile, once it has begun.
+    profile: OnceLock<Profile>,
     /// The log, in which this is the only engine.
     pub(crate) log: Option<Log>,
     /// Whether there is nothing but a log, for which operations need no times.
@@ -44,22 +50,21 @@ pub(crate) fn is_observing() -> bool {
 }
 
 impl Recording {
-    /// Returns the recording of an engine that has a `recorder`, `observers` or a profile path, or whose operations
-    /// need numbers for another purpose. Returns `None` for any other engine. The profile comes with whether it may
-    /// overwrite a file that is not a profile. `spawn` starts its thread.
+    /// Returns the recording of an engine that has a `recorder`, `observers` or a log, that will
+    /// [begin](Self::begin_profile) a profile, or whose operations need numbers for another purpose. Returns `None` for
+    /// any other engine.
     pub(crate) fn new(
         recorder: Option<Recorder>,
         observers: Vec<Arc<dyn Observer>>,
-        profile: Option<(&Path, bool)>,
+        has_profile: bool,
         log: Option<Log>,
         needs_numbers: bool,
         engine: u64,
-        spawn: impl FnOnce(String, Box<dyn FnOnce() + Send>) -> io::Result<()>,
-    ) -> io::Result<Option<Box<Self>>> {
-        if recorder.is_none() && observers.is_empty() && profile.is_none() && log.is_none() && !needs_numbers {
-            return Ok(None);
+    ) -> Option<Box<Self>> {
+        if recorder.is_none() && observers.is_empty() && !has_profile && log.is_none() && !needs_numbers {
+            return None;
         }
-        let is_kept = recorder.is_some() || profile.is_some();
+        let is_kept = recorder.is_some() || has_profile;
         let only_logs = !is_kept && observers.is_empty() && !needs_numbers;
         recorder.iter().for_each(Recorder::keep);
         // Numbers repeat after 65,535 engines in a process. No recorder is expected to serve that many engines at a
@@ -70,18 +75,30 @@ impl Recording {
         let recorder = recorder.unwrap_or_else(|| {
             if is_kept { Recorder::with_capacity(PROFILED_BYTES) } else { Recorder::with_capacity(0) }
         });
-        let begin = |(path, may_overwrite)| Profile::begin(&recorder, path, may_overwrite, spawn);
-        let profile = profile.map(begin).transpose()?;
-        Ok(Some(Box::new(Self {
+        Some(Box::new(Self {
             recorder,
             is_kept,
             observers,
-            profile,
+            profile: OnceLock::new(),
             log,
             only_logs,
             watchdog: Mutex::new(None),
             engine,
-        })))
+        }))
+    }
+
+    /// Begins the profile, which is written to `path` and may overwrite a file that is not a profile if `may_overwrite`.
+    /// Called before the first push, once nothing else can keep the engine from being built, so that no file is left
+    /// then. `spawn` starts the profile's thread.
+    pub(crate) fn begin_profile(
+        &self,
+        path: &Path,
+        may_overwrite: bool,
+        spawn: impl FnOnce(String, Box<dyn FnOnce() + Send>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let profile = Profile::begin(&self.recorder, path, may_overwrite, spawn)?;
+        self.profile.get_or_init(|| profile);
+        Ok(())
     }
 
     /// Keeps `stop`, whose drop stops the watchdog, until the engine ends.
@@ -93,7 +110,7 @@ impl Recording {
     pub(crate) fn end(&self) {
         drop(lock(&self.watchdog).take());
         self.log.iter().for_each(Log::end);
-        self.profile.iter().for_each(Profile::end);
+        self.profile.get().into_iter().for_each(Profile::end);
     }
 
     /// Returns why the log or the profile could not be written, if so.
@@ -101,7 +118,7 @@ impl Recording {
         if let Some((path, error)) = self.log.as_ref().and_then(Log::error) {
             return Some(ShutdownError::Log(path.to_owned(), error.to_owned()));
         }
-        let (path, error) = self.profile.as_ref()?.error()?;
+        let (path, error) = self.profile.get()?.error()?;
         Some(ShutdownError::Profile(path.to_owned(), error.to_owned()))
     }
 

@@ -10,11 +10,16 @@
 //! A member is counted in its group and in those around it from before its push until its epilogue has run, or until
 //! the end of its scope abandons it. The group of a parent's children, for which nothing waits, has no count.
 //!
+//! A member's failure is kept in its group and in those around it. The program may ignore a group's failures, for good:
+//! they then count as reported, and the groups around it keep none of them.
+//!
 //! # Who may touch what
 //!
 //! * `state`: any thread.
 //! * `stop`: under its lock, which whoever cancels the group takes after it has changed `state`.
-//! * `failures`: under their lock. No failure is dropped under the lock, since the drop may run program code.
+//! * `failures`: under their lock. No failure is dropped under the lock, since the drop may run program code. A thread
+//!   that goes outwards locks those of the next group before it unlocks those of the last one. So no call that
+//!   [ignores](GroupCore::ignore_failures) failures overtakes a failure that is not yet kept in all groups around.
 //! * `pending`: see [`PendingOps`].
 //! * `bound`: any thread; set once.
 //! * `resources`: under its lock.
@@ -44,7 +49,7 @@ use crate::{
     sync::{
         Mutex,
         Ordering::Relaxed,
-        atomic::{AtomicU8, AtomicU64},
+        atomic::{AtomicBool, AtomicU8, AtomicU64},
         edge::{removed, step},
         lock,
     },
@@ -71,6 +76,8 @@ pub(crate) struct GroupCore {
     stop: Mutex<StopSource>,
     /// The failures of members since the last wait, keyed by push number. Small as long as there are none.
     failures: Mutex<Option<Box<BTreeMap<u64, Kept>>>>,
+    /// Whether the program ignores the failures, and those to come. Used under their lock.
+    ignores_failures: AtomicBool,
     /// The bound on the members that run at a time, if there is one.
     bound: OnceLock<Arc<ResourceCore>>,
     /// The resources that members need. Of those that one member needs together, one is listed.
@@ -106,6 +113,7 @@ impl GroupCore {
             pushed: AtomicU64::new(0),
             stop: Mutex::default(),
             failures: Mutex::default(),
+            ignores_failures: AtomicBool::new(false),
             bound: OnceLock::new(),
             resources: Resources::default(),
         })
@@ -191,14 +199,50 @@ impl GroupCore {
         left.collect::<SmallVec<[Wakers; 1]>>().into_iter().for_each(Wakers::wake);
     }
 
-    /// Keeps a member's failure if it is among the [`MAX_KEPT`] earliest.
-    pub(crate) fn keep(&self, number: u64, failure: Kept) {
-        let mut guard = lock(&self.failures);
-        let failures = guard.get_or_insert_default();
-        let before = failures.insert(number, failure);
-        let last = if failures.len() > MAX_KEPT { failures.pop_last() } else { None };
-        drop(guard);
-        drop((before, last));
+    /// Keeps a member's failure in this group and in those around it, in each if it is among the [`MAX_KEPT`] earliest,
+    /// up to the first group whose failures are ignored.
+    pub(crate) fn keep(&self, number: u64, failure: &Kept) {
+        let mut dropped = Vec::new();
+        let mut path = self.path();
+        let (mut group, mut failures) = (self, lock(&self.failures));
+        let _ = path.next();
+        let is_ignored = loop {
+            let kept = failures.get_or_insert_default();
+            dropped.extend(kept.insert(number, failure.clone()));
+            if kept.len() > MAX_KEPT {
+                dropped.extend(kept.pop_last().map(|(_, last)| last));
+            }
+            // Relaxed: read and changed under the lock.
+            if group.ignores_failures.load(Relaxed) {
+                break true;
+            }
+            let Some(next) = path.next() else { break false };
+            if removed(step::FAILURES_STAY_IN_TURN) {
+                drop(failures);
+            }
+            (group, failures) = (next, lock(&next.failures));
+        };
+        drop(failures);
+        if is_ignored {
+            failure.mark_reported();
+        }
+    }
+
+    /// Ignores the failures of members: those since the last wait, and all later ones.
+    pub(crate) fn ignore_failures(&self) {
+        let mut failures = lock(&self.failures);
+        // Relaxed: read and changed under the lock.
+        self.ignores_failures.store(true, Relaxed);
+        let ignored = failures.clone().unwrap_or_default();
+        let mut dropped = Vec::new();
+        for next in self.path().skip(1) {
+            failures = lock(&next.failures);
+            if let Some(kept) = &mut *failures {
+                dropped.extend(ignored.keys().filter_map(|number| kept.remove(number)));
+            }
+        }
+        drop(failures);
+        ignored.values().for_each(Kept::mark_reported);
     }
 
     /// Returns the failure of the first member, in push order, that mutates nothing or whose failure satisfies
@@ -213,7 +257,7 @@ impl GroupCore {
     /// those that originated in the group count as reported.
     pub(crate) fn take_failure(&self) -> Result<(), WaitError> {
         let Some(failures) = lock(&self.failures).take() else { return Ok(()) };
-        failures.values().filter(|kept| kept.is_own).for_each(|kept| kept.failure.mark_reported());
+        failures.values().for_each(Kept::mark_reported);
         failures.into_values().next().map_or(Ok(()), |first| Err(first.failure.into()))
     }
 }
@@ -237,4 +281,13 @@ pub(crate) struct Kept {
     /// Whether the member mutates a variable, which therefore failed with it. Exact only for children and a scope's
     /// operations; `true` for every other member.
     pub(crate) mutates: bool,
+}
+
+impl Kept {
+    /// Marks the failure as reported if it originated in the group.
+    fn mark_reported(&self) {
+        if self.is_own {
+            self.failure.mark_reported();
+        }
+    }
 }

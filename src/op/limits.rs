@@ -249,8 +249,8 @@ impl Limits {
         unsafe { self.with(|own| own.is_abandoned = is_abandoned) };
         let own = self.own();
         if let (Some(group), Err(failure)) = (&own.group, result) {
-            let kept = || Kept { failure: failure.clone(), is_own: own.fails_itself, mutates: self.mutates };
-            group.path().for_each(|group| group.keep(self.number, kept()));
+            let kept = Kept { failure: failure.clone(), is_own: own.fails_itself, mutates: self.mutates };
+            group.keep(self.number, &kept);
         }
     }
 

@@ -742,6 +742,8 @@ edges! {
         Step DROP_BEFORE_END;
         /// An operation is counted in the groups around its own (`Group::enter`).
         Step COUNT_IN_EVERY_GROUP;
+        /// A call that ignores a group's failures does not overtake one on its way outwards (`GroupCore::keep`).
+        Step FAILURES_STAY_IN_TURN;
         /// `tracker::push` helps the operation in its way instead of waiting for that operation's pusher.
         Step HELPS;
         /// `tracker::insert`: a helper defers the flags of the access that it has linked.

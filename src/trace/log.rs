@@ -239,19 +239,28 @@ impl Log {
         Ok(LogEntries::parse(&state.tables, state.collected.values().map(Vec::as_slice), true))
     }
 
-    /// Gives the log to an engine, and starts the thread that writes the file, if there is one. Returns `false` if
-    /// another engine has the log, or if it belongs to another process.
+    /// Gives the log to an engine that is being built. Returns `false` if another engine has the log, or if it belongs
+    /// to another process.
+    pub(crate) fn claim(&self) -> bool {
+        // Relaxed: only one engine finds `false`.
+        !self.0.process.is_foreign() && !self.0.in_use.swap(true, Relaxed)
+    }
+
+    /// Takes the log back from an engine that could not be built, unless the log has begun to be written.
+    pub(crate) fn release(&self) {
+        if self.0.file.as_ref().is_none_or(|to| lock(&to.file).is_some()) {
+            // Relaxed: the log has no entries, so there is nothing to hand over.
+            self.0.in_use.store(false, Relaxed);
+        }
+    }
+
+    /// Starts the thread that writes the file, if there is one, of a log that was [claimed](Self::claim).
     pub(crate) fn begin(
         &self,
         spawn: impl FnOnce(String, Box<dyn FnOnce() + Send>) -> io::Result<()>,
-    ) -> io::Result<bool> {
-        let shared = &*self.0;
-        // Relaxed: only one engine finds `false`.
-        if shared.process.is_foreign() || shared.in_use.swap(true, Relaxed) {
-            return Ok(false);
-        }
-        let Some(to) = &shared.file else { return Ok(true) };
-        let Some(file) = lock(&to.file).take() else { return Ok(true) };
+    ) -> io::Result<()> {
+        let Some(to) = &self.0.file else { return Ok(()) };
+        let Some(file) = lock(&to.file).take() else { return Ok(()) };
         let (sender, receiver) = mpsc::channel();
         *lock(&to.stop) = Some(sender);
         let log = self.clone();
@@ -261,7 +270,7 @@ impl Log {
                 panics::log!(Error, "raddle: the log {} could not be written: {error}", to.path.display());
             }
         };
-        spawn("raddle-log".to_owned(), Box::new(write)).map(|()| true)
+        spawn("raddle-log".to_owned(), Box::new(write))
     }
 
     /// Tells the thread to write the rest of the log and end. Does not wait for it.

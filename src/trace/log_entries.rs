@@ -365,7 +365,8 @@ impl LogEntries {
         Ok(Self::parse(&tables, streams.values().map(Vec::as_slice), is_whole))
     }
 
-    /// Returns the entries, in an order that is that of their starts on each thread.
+    /// Returns the entries, in an order that is that of their starts on each thread. Those of several threads are not in
+    /// the order of pushes; a [`Replay`](crate::replay::Replay) on a naive engine runs them in such an order.
     pub fn iter(&self) -> std::slice::Iter<'_, LogEntry> {
         self.entries.iter()
     }

@@ -639,6 +639,62 @@ fn members_of_a_quietly_cancelled_group_change_nothing_and_their_handles_return(
 }
 
 #[test]
+fn the_drop_of_its_guard_ends_a_group_of_which_no_failure_is_left() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (held, value, service) = (engine.var(0), engine.var(0), engine.group());
+        let gate = hold(&engine, held.as_ref());
+        let request = service.group().cancel_on_drop();
+        let (drops, (sender, receiver)) = (Drops::new(), mpsc::channel());
+        let [in_future, in_function] = [drops.make(), drops.make()];
+        request.op("early").try_push((), |()| Err("1".into())).unwrap();
+        request.group().op("nested").try_push((), |()| Err("2".into())).unwrap();
+        request.op("running").push(completion(), move |done| sender.send(done).unwrap()).unwrap();
+        let (answer, answered) = tokio::sync::oneshot::channel::<()>();
+        let asleep = move |value| async move {
+            let _owned = (value, in_future);
+            _ = answered.await;
+        };
+        request.op("asleep").push_future(value.write(), asleep).unwrap();
+        request.op("queued").push(held.write(), move |_| drop(in_function)).unwrap();
+        let done = receiver.recv_timeout(PATIENCE).unwrap();
+        let group = request.clone();
+        drop(request);
+        group.op("late").push(held.write(), |_| unreachable!("the group was cancelled")).unwrap();
+        done.fail("3");
+        gate.open();
+        service.wait().expect("the group around it has no failure");
+        assert_eq!((group.pending(), drops.dropped(), answer.is_closed()), (0, 2, true));
+        engine.wait_for_all().expect("no failure should be left");
+        assert_eq!((engine.get(&held).unwrap(), held.version()), (0, 1), "an operation was not cancelled quietly");
+        assert!(is_cancelled(&failure(engine.wait_for_var(&value))), "the started future has failed its variable");
+        assert_eq!(failure(group.wait()).name(), "early", "the group itself returns its failures");
+    });
+}
+
+#[test]
+fn a_guard_ignores_only_failures_that_originate_in_its_group() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (outside, service) = (engine.var(0), engine.group());
+        let request = service.group().cancel_on_drop();
+        engine.op("outside").try_push(outside.write(), |_| Err("1".into())).unwrap();
+        request.op("skipped").push(outside.read(), |_| ()).unwrap();
+        service.op("beside").try_push((), |()| Err("2".into())).unwrap();
+        eventually("the operations end", || engine.pending() == 0);
+        drop(request);
+        assert_eq!(failure(service.wait()).name(), "beside");
+        assert_eq!(failure(engine.wait_for_all()).name(), "outside");
+        engine.wait_for_all().unwrap();
+        let scope = engine.try_scope(|s| {
+            let _cancelled = s.group().cancel_on_drop();
+            s.op("in a scope").try_push((), |()| Err("3".into()))?;
+            s.group().wait()
+        });
+        assert_eq!(failure(scope).name(), "in a scope");
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
 fn a_running_member_can_ask_whether_its_group_was_cancelled() {
     let test = |engine: Engine| {
         for is_outer_cancelled in [false, true] {

@@ -10,10 +10,10 @@ use std::{
     time::Duration,
 };
 
-use common::{KINDS, MOMENT, child, engine, is_child, on_kinds};
+use common::{KINDS, MOMENT, all_engines, block_on, child, engine, hold, is_child, on_kinds, program::Random, watched};
 use raddle::{
-    Completion, Device, Engine, PushError, Var, WaitError, WeakEngine, completion, cx,
-    error::{Cause, Misfit},
+    Completion, Device, Engine, EngineKind, PushError, Var, WaitError, WeakEngine, completion, cx,
+    error::{Cause, Misfit, NoAccess},
     gpu::SimulatedGpu,
     stream,
 };
@@ -37,6 +37,62 @@ fn the_context_stands_anywhere_among_the_accesses() {
             })
             .unwrap();
         assert_eq!(engine.get(&a).unwrap(), 1 + "operator".len() + "asynchronous".len());
+    });
+}
+
+/// The same program on engines of each kind, of which the naive one says what is right.
+#[test]
+fn an_optional_access_names_its_variable_only_if_it_is_there() {
+    fn run(engine: &Engine) -> Vec<(u64, u64)> {
+        let mut random = Random::new(7);
+        let cells: Vec<_> = (1..=6u64).map(|n| engine.var(n)).collect();
+        for _ in 0..300 {
+            let mut below = |limit| (random.next() % limit) as usize;
+            let (at, how) = (below(6), below(4));
+            let neighbour = (below(3) > 0).then(|| cells[(at + 1) % 6].read());
+            let accesses = (neighbour, [(below(4) > 0).then(|| cells[at].write())]);
+            let add = |cell: Option<&mut u64>, neighbour: Option<&u64>| {
+                cell.into_iter().for_each(|cell| *cell = cell.wrapping_mul(31).wrapping_add(*neighbour.unwrap_or(&7)));
+            };
+            let op = engine.op("add");
+            match how {
+                0 => op.push(accesses, move |(neighbour, [cell])| add(cell, neighbour)),
+                1 => op.push_future(accesses, async move |(neighbour, [mut cell])| {
+                    add(cell.as_deref_mut(), neighbour.as_deref());
+                }),
+                2 => op.operator(accesses, move |(neighbour, [cell])| add(cell, neighbour)).and_then(|op| op.push()),
+                _ => {
+                    let added = engine.try_scope(|s| {
+                        s.op("add").push(accesses, |(neighbour, [cell])| add(cell, neighbour)).map_err(WaitError::from)
+                    });
+                    added.unwrap();
+                    Ok(())
+                }
+            }
+            .unwrap();
+        }
+        cells.iter().map(|cell| (engine.get(cell).unwrap(), cell.version())).collect()
+    }
+    watched(|| {
+        let expected = run(&engine(EngineKind::Naive, 1));
+        for (name, engine) in all_engines() {
+            assert_eq!(run(&engine), expected, "{name}");
+        }
+    });
+}
+
+#[test]
+fn an_access_that_is_not_there_waits_for_nothing_and_one_that_is_there_aliases() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(1);
+        let gate = hold(&engine, value.as_ref());
+        let absent = false.then(|| value.write());
+        assert!(engine.op("absent").submit(absent, |value| value.is_none()).unwrap().wait().unwrap());
+        assert!(block_on(engine.acquire(false.then(|| value.read()))).unwrap().is_none());
+        let refused = engine.op("aliased").push((Some(value.read()), value.write()), |_| {});
+        assert!(matches!(refused, Err(PushError::Variable(NoAccess::Aliased, _))), "{refused:?}");
+        gate.open();
+        assert_eq!(block_on(engine.acquire(Some(value.read()))).unwrap().as_deref(), Some(&1));
     });
 }
 

@@ -21,7 +21,8 @@ where
     parts: Vec<Read<'v, T>>,
     pair: (Read<'v, u32>, Write<'v, String>),
     array: [Write<'v, T>; N],
-    step: Step<'v>,
+    step: Option<Step<'v>>,
+    absent: Option<Read<'v, T>>,
     cx: Cx,
 }
 
@@ -70,7 +71,8 @@ fn structs_nest_with_every_other_access() {
         parts: parts.iter().map(Var::read).collect(),
         pair: (count.read(), text.write()),
         array: sums.each_ref().map(Var::write),
-        step: Step { weights: weights.write(), gradient: gradient.read() },
+        step: Some(Step { weights: weights.write(), gradient: gradient.read() }),
+        absent: None,
         cx: cx(),
     };
     let extra = engine.var(7);
@@ -82,7 +84,8 @@ fn structs_nest_with_every_other_access() {
                 *total = sum * u64::from(*mixed.pair.0) + extra;
             }
             mixed.pair.1.push_str(mixed.cx.name());
-            mixed.step.weights[0] += mixed.step.gradient[0];
+            let step = mixed.step.filter(|_| mixed.absent.is_none()).unwrap();
+            step.weights[0] += step.gradient[0];
         })
         .unwrap();
     assert_eq!(engine.get(&sums[1]).unwrap(), 19);

@@ -15,6 +15,7 @@ use common::watched;
 use raddle::{
     Engine, EngineBuilder, Shutdown,
     error::{BuildError, ShutdownError},
+    replay::Log,
 };
 
 /// A folder for files, removed when this value is dropped.
@@ -197,6 +198,23 @@ fn a_path_that_cannot_be_written_is_an_error_at_once() {
             assert!(matches!(&refused, Err(BuildError::Profile(at, _)) if *at == path), "{path:?}: {refused:?}");
         }
         run(&profiled("/dev/null"), 1);
+    });
+}
+
+#[test]
+fn a_refused_build_leaves_no_profile_and_takes_no_log() {
+    watched(|| {
+        let folder = Folder::new("refused");
+        let (taken, free) = (Log::new(), Log::new());
+        let _engine = builder().log(&taken).build().unwrap();
+        let refused = builder().log(&taken).profile(folder.0.join("a.json")).build();
+        assert!(matches!(refused, Err(BuildError::LogInUse)), "{refused:?}");
+        assert_eq!(folder.files(), []);
+        let refused = builder().log(&free).profile(folder.0.join("missing/a.json")).build();
+        assert!(matches!(refused, Err(BuildError::Profile(..))), "{refused:?}");
+        let engine = builder().log(&free).build().expect("the log is free");
+        run(&engine, 3);
+        assert_eq!(free.entries().unwrap().iter().count(), 3);
     });
 }
 

@@ -27,7 +27,8 @@ use crossbeam_epoch as epoch;
 use logger::log_to;
 use no_threads::NoThreads;
 use raddle::{
-    Device, Engine, EngineKind, PushError, Shutdown, Token, WaitError, WeakEngine, error::BuildError, gpu::SimulatedGpu,
+    Device, Engine, EngineKind, PushError, Shutdown, Token, WaitError, WeakEngine, error::BuildError,
+    gpu::SimulatedGpu, replay::Log,
 };
 
 // ----------------------------------------------------------------------------------------------------- loggers ----
@@ -373,14 +374,16 @@ fn in_a_child_an_engine_cannot_be_built() {
         watched_for(AWHILE, move || {
             let before = thread_count();
             thread::spawn(|| ()).join().expect("the thread should not panic");
+            let log = Log::new();
+            let builder = || Engine::builder().kind(kind).workers(2).pin(false).log(&log);
             let built = {
                 let mut none = NoThreads::new();
                 none.let_one_start();
-                Engine::builder().kind(kind).workers(2).pin(false).build()
+                builder().build()
             };
             assert!(matches!(built, Err(BuildError::Thread(_))), "{built:?}");
             wait_for_thread_count(before);
-            drop(common::engine(kind, 2));
+            builder().build().expect("the threads and the log are free");
         });
     }
 }

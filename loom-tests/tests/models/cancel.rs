@@ -10,7 +10,7 @@ use std::{
 };
 
 use raddle::{
-    Name, WaitError,
+    Engine, EngineKind, Name, WaitError, completion,
     error::Cause,
     internals::{Cancel, Cancellable, Claim, Conflation, Failures, Flavour, Function, Offered, StopListener},
 };
@@ -23,7 +23,7 @@ use raddle_loom_tests::checker::{
     },
     thread,
 };
-use raddle_loom_tests::{COMPLETE, kills, listen_beside_cancellation, model, pending};
+use raddle_loom_tests::{COMPLETE, Place, kills, listen_beside_cancellation, model, pending};
 
 /// A value whose cell reports races.
 struct Data(UnsafeCell<usize>);
@@ -262,6 +262,30 @@ fn a_wait_for_a_group_sees_what_its_operations_did() {
     });
 }
 
+/// A member of the inner group fails while the failures of that group begin to be ignored.
+#[test]
+#[cfg_attr(
+    raddle_shuttle,
+    ignore = "blocks in a `OnceLock` of `std`, while shuttle's thread that initialises it waits"
+)]
+fn an_ignored_failure_is_left_neither_in_a_group_around_nor_in_the_engine() {
+    model(2, Flavour::Contract, || {
+        let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
+        let group = engine.group();
+        let inner = group.group().cancel_on_drop();
+        let place = Place::default();
+        let its_place = Arc::clone(&place);
+        let keep = move |done| *its_place.lock().unwrap() = Some(done);
+        inner.op("").push(completion(), keep).unwrap();
+        let done = place.lock().unwrap().take().unwrap();
+        let thread = thread::spawn(move || done.fail("as planned"));
+        drop(inner);
+        thread.join().unwrap();
+        group.wait().expect("the group around has an ignored failure");
+        engine.wait_for_all().expect("an ignored failure is left");
+    });
+}
+
 #[test]
 #[cfg_attr(
     raddle_shuttle,
@@ -312,6 +336,9 @@ kills! {
     }
     a_wait_for_a_group_sees_what_its_operations_did {
         "step::COUNT_IN_EVERY_GROUP": "left: 0",
+    }
+    an_ignored_failure_is_left_neither_in_a_group_around_nor_in_the_engine {
+        only loom "step::FAILURES_STAY_IN_TURN": "the group around has an ignored failure",
     }
     an_operation_that_is_cancelled_twice_while_it_starts_has_one_result {
         only loom "step::CANCELLED_DOES_NOT_START": "Causality violation",
