@@ -247,6 +247,7 @@ pub mod internals {
         memory::{
             epoch::{Flavour, pin},
             free_list::{BatchStack, Node},
+            latest::Latest,
             marks::mark,
             records::PooledRecord,
             slabs::Slabs,

@@ -481,9 +481,9 @@ impl EngineBuilder {
     /// that is unset or empty. A naive engine does not shuffle.
     ///
     /// Operations that conflict still run in push order. A shuffling engine starts all others regardless of push order
-    /// and priorities, and after a delay. It does not shuffle [eager](crate::OpBuilder::eager) operations that are
-    /// ready when pushed, nor most of its own operations. Shuffling is meant for tests: it takes some 150 to 500 µs for
-    /// each operation, even if only one is ready at a time.
+    /// and priorities, some of them after a delay. It does not shuffle [eager](crate::OpBuilder::eager) operations that
+    /// are ready when pushed, nor most of its own operations. Shuffling is meant for tests: it costs several microseconds
+    /// for each operation, and about 100 µs if a worker has to be woken up for it.
     ///
     /// **With one worker, the same seed gives the same order.** Operations start one after the other, and the seed
     /// decides which of the ready ones is next. This holds under two conditions: apart from operations, only one thread
@@ -668,7 +668,8 @@ impl EngineBuilder {
             None => seed_from_environment()?,
             seed => seed,
         };
-        let shuffler = seed.filter(|_| kind != EngineKind::Naive).map(|seed| Arc::new(Shuffler::new(seed)));
+        let shuffler =
+            seed.filter(|_| kind != EngineKind::Naive).map(|seed| Arc::new(Shuffler::new(seed, workers == 1)));
         let is_asked_for = self.profile.is_some();
         let profile = self.profile.or_else(|| variable("RADDLE_PROFILE").map(PathBuf::from));
         let recording = Recording::new(

@@ -2,10 +2,10 @@
 
 use std::{fmt, ops::Deref, sync::Arc};
 
-use arc_swap::ArcSwap;
-
 use super::{token::Token, var::Var};
-use crate::{engine::core::Core, op::variable::VarCell, values::Name};
+use crate::{
+    engine::core::Core, memory::latest::Latest, op::variable::VarCell, sync::shared::Arc as Shared, values::Name,
+};
 
 /// A handle to a variable that publishes its value, made with [`Engine::published`](crate::Engine::published).
 ///
@@ -42,16 +42,16 @@ use crate::{engine::core::Core, op::variable::VarCell, values::Name};
 /// # Cost
 ///
 /// Each mutation clones the value, with an allocation, and takes the slower of the engine's two ways of running an
-/// operation, about half a microsecond more. A snapshot costs about as much as cloning an [`Arc`]. Readers and
-/// operations never wait for each other.
+/// operation: about 60 ns more, besides the clone's own time. A snapshot costs a few changes of a shared count, about
+/// 30 ns. Readers and operations never wait for each other.
 pub struct Published<T> {
     var: Var<T>,
-    snapshot: Arc<ArcSwap<T>>,
+    snapshot: Arc<Latest<T>>,
 }
 
 impl<T: Clone + Send + Sync + 'static> Published<T> {
     pub(crate) fn new(core: &Arc<Core>, value: T) -> Self {
-        let snapshot = Arc::new(ArcSwap::from_pointee(value));
+        let snapshot = Arc::new(Latest::new(value));
         Self { var: Var::new(Token::new(VarCell::published(core, Arc::clone(&snapshot)))), snapshot }
     }
 }
@@ -63,8 +63,8 @@ impl<T> Published<T> {
     /// The value was published by the thread that completed the mutation; the call acquires what that thread did
     /// before.
     #[must_use]
-    pub fn snapshot(&self) -> Arc<T> {
-        self.snapshot.load_full()
+    pub fn snapshot(&self) -> Shared<T> {
+        self.snapshot.load()
     }
 
     /// Sets the variable's name; see [`Token::named`].

@@ -24,6 +24,8 @@ use std::{
     panic::Location,
 };
 
+use raddle_trace::recording::{IdMap, IdSet};
+
 use crate::{
     api::{
         engine::Engine,
@@ -34,7 +36,7 @@ use crate::{
     error::{BoxError, push_error::PushError, wait::WaitError},
     trace::{
         AccessMode, Outcome,
-        log_entries::{LogEntries, LogEntry, LoggedAccess, Root},
+        log_entries::{LogEntries, LogEntry, Root},
     },
     wait,
 };
@@ -228,7 +230,7 @@ impl<'e> Replay<'e> {
     pub fn run(&mut self) -> Result<usize, ReplayError> {
         let location = Location::caller();
         let entries: Vec<&LogEntry> = self.entries.iter().collect();
-        let variables = self.find_variables()?;
+        let (operators, variables) = self.find_counterparts()?;
         let plan = ReplayPlan::new(&self.entries, &entries, &variables)?;
         // The number of items pushed, and that of those that are known to be done with all to which they have led.
         let (mut pushed, mut done) = (0, 0);
@@ -241,7 +243,7 @@ impl<'e> Replay<'e> {
             }
             let op = || described(entries[at]);
             let result = match entries[at].operator {
-                Some(operator) => self.push_run(entries[at], operator, &variables, location),
+                Some(operator) => push_run(entries[at], operators[&operator], &variables, location),
                 None if entries[at].is_clear() => self.clear(entries[at], &variables).map_err(Unpushed::Push),
                 None => self.push_failing(entries[at], &variables).map_err(Unpushed::Push),
             };
@@ -256,29 +258,16 @@ impl<'e> Replay<'e> {
         Ok(pushed)
     }
 
-    fn push_run(
-        &self,
-        entry: &LogEntry,
-        operator: u32,
-        variables: &HashMap<u64, Counterpart<'_>>,
-        location: &'static Location<'static>,
-    ) -> Result<(), Unpushed> {
-        let chosen: Option<Vec<_>> = entry.chosen.iter().map(|variable| variables.get(variable)?.handle).collect();
-        let known = self.operators.get(&self.entries.operators[&operator].name).and_then(|known| known.first());
-        let (Some(known), Some(chosen)) = (known, chosen) else { return Err(Unpushed::Chosen) };
-        (known.push)(entry.argument(), &chosen, location)
-    }
-
     /// Clears the failure that the engine has cleared.
     #[track_caller]
-    fn clear(&self, entry: &LogEntry, variables: &HashMap<u64, Counterpart<'_>>) -> Result<(), PushError> {
+    fn clear(&self, entry: &LogEntry, variables: &Counterparts<'_>) -> Result<(), PushError> {
         let mut cleared = entry.accesses().iter().filter_map(|access| variables.get(&access.variable));
         cleared.try_for_each(|found| self.engine.clear_error(&found.token))
     }
 
     /// Pushes an operation in place of one that was skipped or cancelled.
     #[track_caller]
-    fn push_failing(&self, entry: &LogEntry, variables: &HashMap<u64, Counterpart<'_>>) -> Result<(), PushError> {
+    fn push_failing(&self, entry: &LogEntry, variables: &Counterparts<'_>) -> Result<(), PushError> {
         let of_mode = |mode: AccessMode| {
             let accesses = entry.accesses().iter().filter(move |access| access.mode == mode);
             accesses.filter_map(|access| Some(&variables.get(&access.variable)?.token))
@@ -288,18 +277,19 @@ impl<'e> Replay<'e> {
         op.try_push((), |()| Err("the operation was skipped or cancelled when it was logged".into()))
     }
 
-    /// Returns the variables of the replay that correspond to those of the log: the own variables of operators whose runs
-    /// are pushed, and those that the program has added.
-    fn find_variables(&self) -> Result<HashMap<u64, Counterpart<'_>>, ReplayError> {
-        let mut found: HashMap<u64, Counterpart<'_>> = HashMap::new();
+    /// Returns the operators of the replay whose runs are pushed, and the variables that correspond to those of the log:
+    /// the operators' own, and those that the program has added.
+    fn find_counterparts(&self) -> Result<(Operators<'_, 'e>, Counterparts<'_>), ReplayError> {
+        let mut found = Counterparts::default();
         let runs = self.entries.iter().filter(|entry| !entry.is_from_inside()).filter_map(|entry| entry.operator);
-        let mut names = HashSet::new();
+        let (mut operators, mut names) = (IdMap::default(), HashSet::new());
         for number in runs.collect::<BTreeSet<_>>() {
             let operator = &self.entries.operators[&number];
-            let known = match self.operators.get(&operator.name).map(Vec::as_slice) {
+            let known = match self.operators.get(&*operator.name).map(Vec::as_slice) {
                 Some([known]) if names.insert(&operator.name) => known,
-                _ => return Err(ReplayError::Operator(operator.name.clone())),
+                _ => return Err(ReplayError::Operator(operator.name.to_string())),
             };
+            operators.insert(number, known);
             let is_same = known.tokens.len() == operator.variables.len();
             let mut pairs = known.tokens.iter().zip(&operator.variables);
             let mut fits = |(token, variable): (&Token, &u64)| {
@@ -308,7 +298,7 @@ impl<'e> Replay<'e> {
                 found.token == *token
             };
             if !is_same || !pairs.all(&mut fits) {
-                return Err(ReplayError::Variables(operator.name.clone()));
+                return Err(ReplayError::Variables(operator.name.to_string()));
             }
         }
         let mut named: HashMap<&str, Vec<u64>> = HashMap::new();
@@ -321,9 +311,26 @@ impl<'e> Replay<'e> {
                 found.handle = Some(&**handle).filter(|_| found.token == *token);
             }
         }
-        Ok(found)
+        Ok((operators, found))
     }
 }
+
+/// Pushes a run of a logged operator as one of `operator`.
+fn push_run(
+    entry: &LogEntry,
+    operator: &ReplayedOperator<'_>,
+    variables: &Counterparts<'_>,
+    location: &'static Location<'static>,
+) -> Result<(), Unpushed> {
+    let chosen: Option<Vec<_>> = entry.chosen.iter().map(|variable| variables.get(variable)?.handle).collect();
+    (operator.push)(entry.argument(), &chosen.ok_or(Unpushed::Chosen)?, location)
+}
+
+/// The operators of the replay, by the numbers of their counterparts in the log.
+type Operators<'r, 'e> = IdMap<u32, &'r ReplayedOperator<'e>>;
+
+/// The variables of the replay, by the numbers of their counterparts in the log.
+type Counterparts<'r> = IdMap<u64, Counterpart<'r>>;
 
 /// A variable of the replay.
 struct Counterpart<'r> {
@@ -343,6 +350,8 @@ struct ReplayPlan {
     items: Vec<Item>,
     /// The entries that are pushed.
     order: Vec<usize>,
+    /// The lists of the items that come later than others, each with the next one's place here.
+    later: Vec<(usize, Option<usize>)>,
 }
 
 /// An operation from outside.
@@ -350,8 +359,8 @@ struct ReplayPlan {
 struct Item {
     /// Whether it is pushed.
     is_kept: bool,
-    /// The items that come later.
-    later: Vec<usize>,
+    /// Where the list of the items that come later begins.
+    later: Option<usize>,
     /// The number of items that must be pushed before it.
     earlier: usize,
     /// The items that must be done with all to which they have led.
@@ -360,25 +369,17 @@ struct Item {
 
 /// An access of a kept item or of what it has led to.
 #[derive(Clone, Copy)]
-struct ItemAccess<'l> {
+struct ItemAccess {
+    place: u64,
+    is_write: bool,
+    is_from_inside: bool,
     item: usize,
-    entry: &'l LogEntry,
-    access: &'l LoggedAccess,
-}
-
-impl ItemAccess<'_> {
-    fn is_from_inside(self) -> bool {
-        self.entry.is_from_inside()
-    }
 }
 
 impl ReplayPlan {
-    fn new<'l>(
-        log: &'l LogEntries,
-        entries: &[&'l LogEntry],
-        variables: &HashMap<u64, Counterpart<'_>>,
-    ) -> Result<Self, ReplayError> {
-        let mut plan = Self { items: vec![Item::default(); entries.len()], order: Vec::new() };
+    fn new(log: &LogEntries, entries: &[&LogEntry], variables: &Counterparts<'_>) -> Result<Self, ReplayError> {
+        let items = vec![Item::default(); entries.len()];
+        let mut plan = Self { items, order: Vec::new(), later: Vec::new() };
         let root_of = |at: usize| match entries[at].root() {
             None => Some(at),
             Some(Root::At(root)) => Some(root),
@@ -388,7 +389,7 @@ impl ReplayPlan {
         let is_run = |at: usize| entries[at].operator.is_some();
         // What runs of logged operators use, directly or through what they push, and what the program has added. Nothing
         // else matters.
-        let mut used: HashSet<u64> = variables.keys().copied().collect();
+        let mut used: IdSet<u64> = variables.keys().copied().collect();
         for (at, entry) in entries.iter().enumerate().filter(|&(at, _)| root_of(at).is_some_and(is_run)) {
             used.extend(entry.accesses().iter().map(|access| access.variable));
             plan.items[at].is_kept = !entry.is_from_inside();
@@ -422,11 +423,13 @@ impl ReplayPlan {
         if let Some(&twice) = twice {
             return Err(ReplayError::Variable(name_of(twice)));
         }
-        let mut accesses: HashMap<u64, Vec<ItemAccess<'l>>> = HashMap::new();
+        let mut accesses: IdMap<u64, Vec<ItemAccess>> = IdMap::default();
         for (at, &entry) in entries.iter().enumerate() {
             let Some(item) = root_of(at).filter(|&root| plan.items[root].is_kept) else { continue };
             for access in entry.accesses().iter().filter(|access| used.contains(&access.variable)) {
-                accesses.entry(access.variable).or_default().push(ItemAccess { item, entry, access });
+                let (place, is_write) = (access.place, access.mode.is_write());
+                let access_of = accesses.entry(access.variable).or_default();
+                access_of.push(ItemAccess { place, is_write, is_from_inside: entry.is_from_inside(), item });
             }
         }
         for (variable, accesses) in &mut accesses {
@@ -439,16 +442,15 @@ impl ReplayPlan {
     }
 
     /// Adds the order of the accesses to a variable. Returns the place that two mutations have, if there is one.
-    fn add_accesses(&mut self, accesses: &mut [ItemAccess<'_>]) -> Result<(), u64> {
-        accesses.sort_by_key(|one| (one.access.place, one.access.mode.is_write()));
-        let (mut mutation, mut readers): (Option<ItemAccess<'_>>, Vec<ItemAccess<'_>>) = (None, Vec::new());
+    fn add_accesses(&mut self, accesses: &mut [ItemAccess]) -> Result<(), u64> {
+        accesses.sort_by_key(|one| (one.place, one.is_write));
+        let (mut mutation, mut readers): (Option<ItemAccess>, Vec<ItemAccess>) = (None, Vec::new());
         for &one in &*accesses {
-            let is_write = one.access.mode.is_write();
-            if is_write && mutation.is_some_and(|before| before.access.place == one.access.place) {
-                return Err(one.access.place);
+            if one.is_write && mutation.is_some_and(|before| before.place == one.place) {
+                return Err(one.place);
             }
             mutation.into_iter().for_each(|before| self.add_order(before, one));
-            if is_write {
+            if one.is_write {
                 readers.drain(..).for_each(|before| self.add_order(before, one));
                 mutation = Some(one);
             } else {
@@ -459,13 +461,14 @@ impl ReplayPlan {
     }
 
     /// Adds that one access comes before another one.
-    fn add_order(&mut self, before: ItemAccess<'_>, one: ItemAccess<'_>) {
+    fn add_order(&mut self, before: ItemAccess, one: ItemAccess) {
         if before.item == one.item {
             return;
         }
-        self.items[before.item].later.push(one.item);
+        let next = self.items[before.item].later.replace(self.later.len());
+        self.later.push((one.item, next));
         self.items[one.item].earlier += 1;
-        if before.is_from_inside() {
+        if before.is_from_inside {
             self.items[one.item].after_all_of.push(before.item);
         }
     }
@@ -478,7 +481,9 @@ impl ReplayPlan {
             (0..entries.len()).filter(is_next).map(|at| Reverse((entries[at].op(), at))).collect();
         while let Some(Reverse((_, at))) = next.pop() {
             self.order.push(at);
-            for &later in &self.items[at].later {
+            let mut list = self.items[at].later;
+            while let Some((later, rest)) = list.map(|place| self.later[place]) {
+                list = rest;
                 earlier[later] -= 1;
                 if earlier[later] == 0 {
                     next.push(Reverse((entries[later].op(), later)));

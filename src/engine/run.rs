@@ -28,7 +28,7 @@ use crate::{
     engine::{
         admission,
         core::{Core, phase},
-        on_device, run_async,
+        on_device, run_async, shuffle,
     },
     error::op::{Cause, OpError},
     notify::{pending::Ticket, wakers::Wakers},
@@ -84,8 +84,13 @@ pub(super) fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>,
 /// Runs an operation that is not plain unless recordings are taken into account, or completes it.
 #[inline(never)]
 fn run_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut ReadyList<Task>) {
+    finish_otherwise(&thread.core, unfinished, ready);
+    shuffle::draw_next(&thread.core);
+}
+
+#[inline(always)]
+fn finish_otherwise(core: &Arc<Core>, unfinished: Unfinished, ready: &mut ReadyList<Task>) {
     let Unfinished { mut op, mut called } = unfinished;
-    let core = &thread.core;
     if called.is_none() && op.task().has(flag::RECORDED) {
         match execute_plainly_with(core, op, ready, &FullRecording(core), |unfinished, _| unfinished) {
             Ok(ticket) if ready.is_empty() => return core.count_out(ticket),

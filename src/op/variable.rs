@@ -36,12 +36,10 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use arc_swap::ArcSwap;
-
 use crate::{
     engine::core::Core,
     error::{deadlock::Awaited, op::OpError, push_error::RefusedAccess},
-    memory::epoch,
+    memory::{epoch, latest::Latest},
     op::{
         fault::Fault,
         task::{Task, flag},
@@ -139,7 +137,7 @@ struct ValueInfo {
 #[repr(C)]
 struct PublishedValue<T> {
     value: T,
-    snapshot: Arc<ArcSwap<T>>,
+    snapshot: Arc<Latest<T>>,
 }
 
 // SAFETY: the value is used only by operations that hold the variable, in the tracker's order, and the failure is used
@@ -173,7 +171,7 @@ impl ValueInfo {
             publish: Some(|cell| {
                 // SAFETY: (1) of `publish`: the cell was made for a value of this type, and no other operation uses it.
                 let PublishedValue { value, snapshot } = unsafe { &*value_ptr::<PublishedValue<T>>(cell) };
-                snapshot.store(Arc::new(value.clone()));
+                snapshot.replace(value.clone());
             }),
             ..Self::of::<PublishedValue<T>>(memory)
         }
@@ -261,7 +259,7 @@ impl VarCell {
     }
 
     /// Creates a variable with one handle that publishes its value in `snapshot`, which has the value.
-    pub(crate) fn published<T>(core: &Arc<Core>, snapshot: Arc<ArcSwap<T>>) -> NonNull<Self>
+    pub(crate) fn published<T>(core: &Arc<Core>, snapshot: Arc<Latest<T>>) -> NonNull<Self>
     where
         T: Clone + Send + Sync + 'static,
     {

@@ -360,6 +360,24 @@ edges! {
         AcquireSide TAKEN;
     }
 
+    /// Memory: the last value of a sequence, and the fact that no reader looks at a replaced one.
+    latest {
+        /// `Latest::replace`: the exchange of the pointer.
+        ReleaseSide STORED;
+        /// `Latest::replace`: the pointer to the value before.
+        AcquireSide REPLACED;
+        /// `Latest::load`: the pointer.
+        AcquireSide LOADED;
+        /// `Latest::load`: a reader that has its share is no longer counted.
+        ReleaseSide SHARED unmodelled "loom changes counts of shares in the order of its schedule";
+        /// `Latest::replace`: the number of readers.
+        AcquireSide NO_READER unmodelled "loom changes counts of shares in the order of its schedule";
+        /// `Latest::load`, after the reader is counted.
+        Fence READ;
+        /// `Latest::replace`, after the exchange.
+        Fence REPLACE;
+    }
+
     /// A value that each process makes for itself.
     made {
         /// `PerProcess::make`: the exchange.

@@ -12,6 +12,7 @@
 //! | atomics | `std` | loom | `std`'s, which announce each access (`announced`) |
 //! | fences, mutexes, parking | `std` | loom | shuttle |
 //! | cells, `OnceLock` | `std` | loom | `std` |
+//! | [`Arc`](shared) of what is replaced while it is read | `std` | on loom's atomics | on `announced` ones |
 //! | the threads of an engine | `std` | `std` | shuttle |
 //! | [`epoch`](crate::memory::epoch) | crossbeam-epoch | crossbeam-epoch on loom's atomics, or its contract alone (`epoch::Flavour`) | its contract |
 //! | [`deque`] | crossbeam-deque | a counted `VecDeque`: crossbeam-deque names `core`'s atomics, which loom cannot see | the same |
@@ -45,6 +46,10 @@ pub(crate) mod edge;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub mod edge;
 pub(crate) mod process;
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) mod shared;
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub mod shared;
 
 /// Declares a thread-local of `std`, or of loom or shuttle, where each of a model's threads has its own instance.
 macro_rules! thread_static {

@@ -1,12 +1,12 @@
 //! `Shuffler`: holds an engine's ready operations and draws them in random order.
 //!
 //! An engine that shuffles puts the ready operations that it may reorder here instead of into its lanes. A thread draws
-//! them one by one and sends each to its lane.
+//! them one by one and sends each to its lane. With several workers, these draw as well.
 //!
 //! # Who may touch what
 //!
 //! * `state`: under its lock. No foreign code runs there.
-//! * `drawing`: locked by the drawing thread until the drawn operation is in its lane, and by the thread that ends the
+//! * `drawing`: locked by a drawing thread until the drawn operation is in its lane, and by the thread that ends the
 //!   engine. A waiter may take and complete the drawn operation before it is in its lane. Without this lock, the engine
 //!   could then end during the draw.
 //!
@@ -14,9 +14,9 @@
 //!
 //! # The draw
 //!
-//! The operations are sorted by their numbers, and a random number decides which one is drawn. A draw therefore depends
-//! on the seed, on how many random numbers were used before, and on which operations are ready, but not on the order in
-//! which they became ready.
+//! With one worker, the operations are sorted by their numbers, and a random number decides which one is drawn. A draw
+//! therefore depends on the seed, on how many random numbers were used before, and on which operations are ready, but
+//! not on the order in which they became ready.
 
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,7 @@ const QUIET: Duration = Duration::from_millis(50);
 /// Holds an engine's ready operations until they are drawn.
 pub struct Shuffler<T> {
     seed: u64,
+    has_one_worker: bool,
     state: Mutex<ShufflerState<T>>,
     changed: Condvar,
     /// Held during a draw and during [`end`](Self::end).
@@ -41,6 +42,7 @@ pub struct Shuffler<T> {
 }
 
 struct ShufflerState<T> {
+    /// Sorted if there is one worker.
     ready: Vec<(u64, OpRef<T>)>,
     random: Random,
     /// The number of draws so far.
@@ -53,7 +55,7 @@ struct ShufflerState<T> {
 }
 
 impl<T> Shuffler<T> {
-    pub fn new(seed: u64) -> Self {
+    pub fn new(seed: u64, has_one_worker: bool) -> Self {
         let state = ShufflerState {
             ready: Vec::new(),
             random: Random(seed),
@@ -62,16 +64,25 @@ impl<T> Shuffler<T> {
             last_active: None,
             has_ended: false,
         };
-        Self { seed, state: Mutex::new(state), changed: Condvar::new(), drawing: Mutex::new(()) }
+        Self { seed, has_one_worker, state: Mutex::new(state), changed: Condvar::new(), drawing: Mutex::new(()) }
     }
 
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
+    /// Whether the engine's first lane has only one worker.
+    pub fn has_one_worker(&self) -> bool {
+        self.has_one_worker
+    }
+
     /// Adds a ready operation with its unique number.
     pub fn put(&self, number: u64, op: OpRef<T>) {
-        lock(&self.state).ready.push((number, op));
+        let mut state = lock(&self.state);
+        let ready = &mut state.ready;
+        let at = if self.has_one_worker { ready.partition_point(|(other, _)| *other <= number) } else { ready.len() };
+        ready.insert(at, (number, op));
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -107,11 +118,15 @@ impl<T> Shuffler<T> {
         if ready.is_empty() {
             return None;
         }
-        ready.sort_unstable_by_key(|(number, _)| *number);
         let drawn = random.below(ready.len() as u64) as usize;
         *draws += 1;
         *is_drawing = true;
-        Some(ready.remove(drawn).1)
+        Some(if self.has_one_worker { ready.remove(drawn) } else { ready.swap_remove(drawn) }.1)
+    }
+
+    /// Returns `true` once in `times` calls on average.
+    pub fn is_one_in(&self, times: u64) -> bool {
+        lock(&self.state).random.below(times) == 0
     }
 
     /// Returns a random duration below `limit`.

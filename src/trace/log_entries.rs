@@ -26,15 +26,16 @@
 //! one is missing: the entries that come behind it are left out, and those behind these.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     fs,
     io::{self, Write},
     mem::MaybeUninit,
     panic::Location,
     path::Path,
+    sync::Arc,
 };
 
-use raddle_trace::{AccessMode, OpId, Outcome};
+use raddle_trace::{AccessMode, OpId, Outcome, recording::IdMap};
 
 use super::log::{LoggedPlace, StartHead};
 
@@ -220,8 +221,8 @@ fn check_sum(bytes: &[u8]) -> u32 {
 #[derive(Clone, Debug, Default)]
 pub struct LogEntries {
     entries: Vec<LogEntry>,
-    pub(crate) operators: HashMap<u32, LoggedOperator>,
-    pub(crate) variables: HashMap<u64, String>,
+    pub(crate) operators: IdMap<u32, LoggedOperator>,
+    pub(crate) variables: IdMap<u64, String>,
     left_out: usize,
     is_complete: bool,
 }
@@ -229,7 +230,7 @@ pub struct LogEntries {
 /// An operator of a log.
 #[derive(Clone, Debug)]
 pub(crate) struct LoggedOperator {
-    pub(crate) name: String,
+    pub(crate) name: Arc<str>,
     /// Its own variables, in the order in which it declares them.
     pub(crate) variables: Vec<u64>,
 }
@@ -239,8 +240,8 @@ pub(crate) struct LoggedOperator {
 pub struct LogEntry {
     op: u64,
     root: Option<Root>,
-    name: String,
-    location: String,
+    name: Arc<str>,
+    location: Arc<str>,
     accesses: Vec<LoggedAccess>,
     /// The number of the operator, if this is a run of a logged one.
     pub(crate) operator: Option<u32>,
@@ -394,11 +395,11 @@ impl LogEntries {
     pub(super) fn parse<'b>(tables: &[u8], streams: impl Iterator<Item = &'b [u8]>, is_whole: bool) -> Self {
         let mut read = Self { is_complete: is_whole, ..Self::default() };
         read.is_complete &= read.parse_tables(tables).is_some();
-        let (mut failed, mut parents) = (Vec::new(), HashMap::new());
+        let (mut failed, mut parents) = (Vec::new(), IdMap::default());
         for bytes in streams {
             read.is_complete &= read.parse_stream(bytes, &mut failed, &mut parents).is_some();
         }
-        let by_op: HashMap<u64, usize> = read.entries.iter().enumerate().map(|(at, entry)| (entry.op, at)).collect();
+        let by_op: IdMap<u64, usize> = read.entries.iter().enumerate().map(|(at, entry)| (entry.op, at)).collect();
         for op in failed {
             // A child has no entry.
             if let Some(&at) = by_op.get(&op) {
@@ -412,7 +413,7 @@ impl LogEntries {
 
     /// Finds the roots of the entries from inside. Returns the entries whose roots are missing because the log is
     /// incomplete.
-    fn find_roots(&mut self, by_op: &HashMap<u64, usize>, mut parents: HashMap<u64, u64>) -> Vec<usize> {
+    fn find_roots(&mut self, by_op: &IdMap<u64, usize>, mut parents: IdMap<u64, u64>) -> Vec<usize> {
         let mut missing = Vec::new();
         for at in 0..self.entries.len() {
             let Some(mut root) = parents.get(&self.entries[at].op).copied() else { continue };
@@ -438,7 +439,7 @@ impl LogEntries {
         while !bytes.0.is_empty() {
             match bytes.byte()? {
                 OPERATOR => {
-                    let (number, name) = (bytes.small()?, bytes.text()?);
+                    let (number, name) = (bytes.small()?, bytes.text()?.into());
                     let variables = bytes.list(Bytes::number)?;
                     self.operators.insert(number, LoggedOperator { name, variables });
                 }
@@ -452,20 +453,20 @@ impl LogEntries {
         Some(())
     }
 
-    fn parse_stream(&mut self, bytes: &[u8], failed: &mut Vec<u64>, parents: &mut HashMap<u64, u64>) -> Option<()> {
-        let (mut bytes, mut sites) = (Bytes(bytes), Vec::new());
+    fn parse_stream(&mut self, bytes: &[u8], failed: &mut Vec<u64>, parents: &mut IdMap<u64, u64>) -> Option<()> {
+        let (mut bytes, mut sites) = (Bytes(bytes), Vec::<[Arc<str>; 2]>::new());
         while !bytes.0.is_empty() {
             match bytes.byte()? {
                 SITE => {
                     let (name, file, line, column) = (bytes.text()?, bytes.text()?, bytes.number()?, bytes.number()?);
-                    sites.push((name, format!("{file}:{line}:{column}")));
+                    sites.push([name.into(), format!("{file}:{line}:{column}").into()]);
                 }
                 INSIDE => _ = parents.insert(bytes.op()?, bytes.op()?),
                 FAILED => failed.push(bytes.op()?),
                 tag if tag & !FLAGS == START => {
                     let op = bytes.op()?;
                     let site = usize::try_from(bytes.number()?).ok()?.checked_sub(1)?;
-                    let (mut name, location) = sites.get(site)?.clone();
+                    let [mut name, location] = sites.get(site)?.clone();
                     let mut accesses = bytes.list(Bytes::access)?;
                     accesses.sort_unstable_by_key(|access| access.variable);
                     if accesses.windows(2).any(|pair| pair[0].variable == pair[1].variable) {
@@ -504,8 +505,8 @@ impl LogEntries {
     fn leave_out(&mut self, mut due: Vec<usize>) {
         let entries = &self.entries;
         // Of each variable: the places of its accesses with their entries, and the place of the first missing mutation.
-        let mut places: HashMap<u64, (Vec<(u64, usize)>, u64)> = HashMap::new();
-        let mut inside: HashMap<usize, Vec<usize>> = HashMap::new();
+        let mut places: IdMap<u64, (Vec<(u64, usize)>, u64)> = IdMap::default();
+        let mut inside: IdMap<usize, Vec<usize>> = IdMap::default();
         let mut is_gone = vec![false; entries.len()];
         for (at, entry) in entries.iter().enumerate() {
             for access in &entry.accesses {
@@ -515,7 +516,7 @@ impl LogEntries {
                 inside.entry(root).or_default().push(at);
             }
         }
-        let mut mutations: HashMap<u64, Vec<u64>> = HashMap::new();
+        let mut mutations: IdMap<u64, Vec<u64>> = IdMap::default();
         for access in entries.iter().flat_map(LogEntry::writes) {
             mutations.entry(access.variable).or_default().push(access.place);
         }

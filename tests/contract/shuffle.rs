@@ -232,6 +232,24 @@ fn operations_on_several_workers_start_after_delays() {
     });
 }
 
+/// A worker that has ended an operation draws the next one itself, so that few draws take about 100 µs.
+#[test]
+fn a_chain_on_several_workers_does_not_wait_for_a_delay_each_time() {
+    const OPS: u32 = 1000;
+    watched(|| {
+        eventually("an operation takes less than a delay", || {
+            let engine = shuffled(EngineKind::Pooled, 2, 1);
+            let sum = engine.var(0);
+            let start = Instant::now();
+            for _ in 0..OPS {
+                engine.op("add").push(sum.write(), |sum| *sum += 1).unwrap();
+            }
+            assert_eq!(engine.get(&sum).unwrap(), OPS);
+            start.elapsed() < OPS * Duration::from_micros(50)
+        });
+    });
+}
+
 /// Computes a Fibonacci number with waits inside operations.
 fn fib(engine: &Engine, n: u64) -> u64 {
     if n < 2 {

@@ -37,9 +37,11 @@ impl fmt::Display for OpId {
     }
 }
 
-/// Maps and sets of operations and variables. Their numbers come from the recorder, so no more than mixing is needed.
-pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
-pub(crate) type IdSet<K> = HashSet<K, BuildHasherDefault<NumberHasher>>;
+/// Maps and sets of operations and variables. Their numbers come from the recorder or from a log, so no more than mixing
+/// is needed.
+pub type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
+/// See [`IdMap`].
+pub type IdSet<K> = HashSet<K, BuildHasherDefault<NumberHasher>>;
 
 /// The hasher of one number or address, for tables whose keys no outside party chooses.
 #[derive(Debug, Default)]
@@ -58,6 +60,10 @@ impl Hasher for NumberHasher {
         // The factor is odd and otherwise arbitrary. A table uses both the highest and the lowest bits.
         let mixed = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = mixed ^ mixed >> 32;
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(number.into());
     }
 
     fn write_usize(&mut self, number: usize) {

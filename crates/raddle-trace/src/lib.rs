@@ -29,8 +29,8 @@ pub mod recording {
     pub use crate::{
         chrome::{Chrome, Json},
         event::{
-            AccessWord, BRIEF_ACCESSES, Event, MAX_ACCESSES, NumberHasher, PlaceWord, PushEvent, PushHead, RingSlot,
-            Short, What, arrived, brief_push, push, ran, read, short, slots_of_push,
+            AccessWord, BRIEF_ACCESSES, Event, IdMap, IdSet, MAX_ACCESSES, NumberHasher, PlaceWord, PushEvent,
+            PushHead, RingSlot, Short, What, arrived, brief_push, push, ran, read, short, slots_of_push,
         },
         export::{Exporter, Format},
         graph::{nearest, short_cycle},

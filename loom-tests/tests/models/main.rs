@@ -18,6 +18,7 @@ mod fork;
 mod futures;
 mod in_place;
 mod injector;
+mod latest;
 mod loans;
 mod pool;
 mod push;
@@ -50,6 +51,7 @@ fn each_edge_and_each_step_is_needed() {
         futures::KILLS,
         in_place::KILLS,
         injector::KILLS,
+        latest::KILLS,
         loans::KILLS,
         pool::KILLS,
         push::KILLS,

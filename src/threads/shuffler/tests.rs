@@ -6,7 +6,7 @@ use crate::tracker::{ReadyList, Room, end};
 #[test]
 fn delays_are_random_and_shorter_than_the_limit() {
     let delays = |seed| {
-        let shuffler = Shuffler::<()>::new(seed);
+        let shuffler = Shuffler::<()>::new(seed, false);
         (0..1000).map(|_| shuffler.delay(Duration::from_micros(100)).as_nanos()).collect::<Vec<_>>()
     };
     let delays = [1, 1, 2].map(delays);
@@ -28,7 +28,7 @@ fn random_numbers_are_those_of_split_mix_64() {
 
 #[test]
 fn draws_are_counted_once_the_operation_is_in_its_lane() {
-    let shuffler = Shuffler::<usize>::new(1);
+    let shuffler = Shuffler::<usize>::new(1, false);
     for draws in 0..3 {
         assert_eq!(shuffler.draws_if_empty(), Some(draws));
         // SAFETY: `new_with` passes a pointer to room for a task.
@@ -45,7 +45,7 @@ fn draws_are_counted_once_the_operation_is_in_its_lane() {
 
 #[test]
 fn a_program_is_not_still_while_the_thread_of_a_wait_that_is_over_has_yet_to_run() {
-    let shuffler = Shuffler::<()>::new(1);
+    let shuffler = Shuffler::<()>::new(1, false);
     let still = |outside| shuffler.is_program_still(outside);
     assert!(still(OutsideWaits::None), "no thread has done anything yet");
     assert!(still(OutsideWaits::Wait), "all threads wait");
