@@ -320,7 +320,7 @@ pub(crate) fn make_way(core: &Core) -> Result<(), WaitError> {
     catch_up();
     core.live()?;
     worker_thread::yield_worker()?;
-    core.threads.wake_yielded();
+    core.threads.begin_wait();
     Ok(())
 }
 
