@@ -204,7 +204,8 @@ impl GroupCore {
     /// `is_left`.
     pub(crate) fn first_failure(&self, is_left: impl Fn(&OpError) -> bool) -> Option<OpError> {
         let failures = lock(&self.failures);
-        failures.values().find(|kept| !kept.mutates || is_left(&kept.failure)).map(|kept| kept.failure.clone())
+        let is_first = |kept: &&Kept| !kept.failure.is_cleared() && (!kept.mutates || is_left(&kept.failure));
+        failures.values().find(is_first).map(|kept| kept.failure.clone())
     }
 
     /// Returns the failure of the first member, in push order, that has failed since the last call. That failure and
