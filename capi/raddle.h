@@ -232,6 +232,15 @@ typedef struct raddle_token {
 } raddle_token;
 
 /**
+ * An operation's failure, as a call has reported it. To be freed with `raddle_failure_free`, unless a callback received
+ * it.
+ */
+typedef struct raddle_failure {
+    /** Private. */
+    void *address;
+} raddle_failure;
+
+/**
  * The function of an operation: receives its data and, for this call only, its context. Returns 0 if it succeeds;
  * otherwise, the operation fails with this code. It must neither throw nor jump out.
  */
@@ -296,15 +305,6 @@ typedef struct raddle_handle {
     /** Private. */
     void *address;
 } raddle_handle;
-
-/**
- * An operation's failure, as a call has reported it. To be freed with `raddle_failure_free`, unless a callback received
- * it.
- */
-typedef struct raddle_failure {
-    /** Private. */
-    void *address;
-} raddle_failure;
 
 /**
  * Receives the end of a wait: what the waiting call would have returned, and the failure, which is null unless the status
@@ -543,6 +543,17 @@ enum raddle_status raddle_token_delete(struct raddle_engine engine,
  * 1. The token was not freed.
  */
 uint64_t raddle_token_version(struct raddle_token token);
+
+/**
+ * Returns the failure that the token has now, without a wait, for `raddle_failure_free`; null if it has none, or the handle
+ * is null. A pending operation may change it at any time. The failure does not count as reported.
+ *
+ * Threads: any. In operations: permitted. After a fork: null.
+ *
+ * The caller promises:
+ * 1. The token was not freed.
+ */
+struct raddle_failure raddle_token_failure(struct raddle_token token);
 
 /**
  * Clears the token's failure, in push order: operations pushed later run again.
@@ -845,6 +856,52 @@ enum raddle_status raddle_wait_all_then(struct raddle_engine engine,
                                         void *data);
 
 /**
+ * Waits until no operation is pending, not even one that was pushed during the call, for at most `timeout_ns` nanoseconds;
+ * negative: no limit. A thread that keeps pushing prolongs it.
+ *
+ * Returns what `raddle_wait_all` returns.
+ *
+ * Threads: any. In operations of the engine: `RADDLE_STATUS_WOULD_DEADLOCK`. After a fork: `RADDLE_STATUS_FORKED`.
+ *
+ * The caller promises:
+ * 1. The engine was not freed. `failure` is null or may be written to.
+ */
+enum raddle_status raddle_wait_idle(struct raddle_engine engine,
+                                    int64_t timeout_ns,
+                                    struct raddle_failure *failure);
+
+/**
+ * Calls `function` with `data` once what `raddle_wait_idle` would wait for has ended: before this returns, or on a thread
+ * that ends it.
+ *
+ * Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
+ *
+ * Threads: any. In operations of the engine: calls it with `RADDLE_STATUS_WOULD_DEADLOCK`. After a fork: calls it with
+ * `RADDLE_STATUS_FORKED`; a wait that the parent has begun calls nothing in the child.
+ *
+ * The caller promises:
+ * 1. The engine was not freed.
+ * 2. `function` may be called once with `data`, on any thread.
+ */
+enum raddle_status raddle_wait_idle_then(struct raddle_engine engine,
+                                         raddle_done function,
+                                         void *data);
+
+/**
+ * Calls `function` with `data`, during which the calling thread may use all cores of its engine. What the function starts,
+ * such as the threads of OpenMP, inherits these instead of the one core of a pinned worker.
+ *
+ * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the function is null.
+ *
+ * Threads: any. In operations: meant for them; elsewhere, it only calls the function. After a fork: only calls it.
+ *
+ * The caller promises:
+ * 1. `function` may be called with `data`.
+ */
+enum raddle_status raddle_unpinned(raddle_callback function,
+                                   void *data);
+
+/**
  * Calls `function` with `data`, in which an operation blocks on something foreign to the engine: its worker runs others
  * meanwhile.
  *
@@ -907,6 +964,20 @@ const char *raddle_failure_operation(struct raddle_failure failure);
  * 1. The failure is null or not freed.
  */
 void *raddle_failure_payload(struct raddle_failure failure);
+
+/**
+ * Clears the failure on all tokens that it has reached or is yet to reach, and counts it as reported. Not ordered with
+ * pushes: an operation pushed later is not skipped because of it, and one pushed earlier may be. To clear one token in push
+ * order, use `raddle_token_clear_failure`. The handle stays valid.
+ *
+ * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the handle is null.
+ *
+ * Threads: any. In operations: permitted. After a fork: permitted.
+ *
+ * The caller promises:
+ * 1. The failure is null or not freed.
+ */
+enum raddle_status raddle_failure_clear_everywhere(struct raddle_failure failure);
 
 /**
  * Frees a failure and stores null there. Null is permitted. The payload is freed with the last use of the failure,

@@ -218,6 +218,25 @@ pub unsafe extern "C" fn raddle_failure_payload(failure: raddle_failure) -> *mut
     })
 }
 
+/// Clears the failure on all tokens that it has reached or is yet to reach, and counts it as reported. Not ordered with
+/// pushes: an operation pushed later is not skipped because of it, and one pushed earlier may be. To clear one token in push
+/// order, use `raddle_token_clear_failure`. The handle stays valid.
+///
+/// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the handle is null.
+///
+/// Threads: any. In operations: permitted. After a fork: permitted.
+///
+/// # Safety
+/// 1. The failure is null or not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_failure_clear_everywhere(failure: raddle_failure) -> raddle_status {
+    guarded(|| {
+        // SAFETY: (1).
+        unsafe { handles::get::<Reported>(failure.address) }?.error.clear_everywhere();
+        Ok(())
+    })
+}
+
 /// Frees a failure and stores null there. Null is permitted. The payload is freed with the last use of the failure,
 /// which may be a token that is still failed.
 ///

@@ -6,7 +6,7 @@ use raddle::{Name, Token};
 
 use crate::{
     engine::{raddle_callback, raddle_engine},
-    failure::Payload,
+    failure::{Payload, raddle_failure},
     handles::{self, require_place},
     name::raddle_name,
     status::{Refusal, Result, guarded, guarded_or, raddle_status},
@@ -154,6 +154,20 @@ pub unsafe extern "C" fn raddle_token_delete(
 pub unsafe extern "C" fn raddle_token_version(token: raddle_token) -> u64 {
     // SAFETY: (1).
     guarded_or(0, || Ok(unsafe { token.get() }?.version()))
+}
+
+/// Returns the failure that the token has now, without a wait, for `raddle_failure_free`; null if it has none, or the handle
+/// is null. A pending operation may change it at any time. The failure does not count as reported.
+///
+/// Threads: any. In operations: permitted. After a fork: null.
+///
+/// # Safety
+/// 1. The token was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_token_failure(token: raddle_token) -> raddle_failure {
+    // SAFETY: (1).
+    let failure = || Ok(unsafe { token.get() }?.failure().map_or(raddle_failure::NONE, raddle_failure::new));
+    guarded_or(raddle_failure::NONE, failure)
 }
 
 /// Clears the token's failure, in push order: operations pushed later run again.

@@ -236,6 +236,76 @@ pub unsafe extern "C" fn raddle_wait_all_then(
     })
 }
 
+/// Waits until no operation is pending, not even one that was pushed during the call, for at most `timeout_ns` nanoseconds;
+/// negative: no limit. A thread that keeps pushing prolongs it.
+///
+/// Returns what `raddle_wait_all` returns.
+///
+/// Threads: any. In operations of the engine: `RADDLE_STATUS_WOULD_DEADLOCK`. After a fork: `RADDLE_STATUS_FORKED`.
+///
+/// # Safety
+/// 1. The engine was not freed. `failure` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_wait_idle(
+    engine: raddle_engine,
+    timeout_ns: i64,
+    failure: *mut raddle_failure,
+) -> raddle_status {
+    guarded(|| {
+        // SAFETY: (1).
+        let engine = unsafe { engine.get() }?;
+        let result =
+            limit(timeout_ns).map_or_else(|| engine.wait_until_idle(), |limit| engine.wait_until_idle_timeout(limit));
+        // SAFETY: (1).
+        unsafe { report(result, failure) }
+    })
+}
+
+/// Calls `function` with `data` once what `raddle_wait_idle` would wait for has ended: before this returns, or on a thread
+/// that ends it.
+///
+/// Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
+///
+/// Threads: any. In operations of the engine: calls it with `RADDLE_STATUS_WOULD_DEADLOCK`. After a fork: calls it with
+/// `RADDLE_STATUS_FORKED`; a wait that the parent has begun calls nothing in the child.
+///
+/// # Safety
+/// 1. The engine was not freed.
+/// 2. `function` may be called once with `data`, on any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_wait_idle_then(
+    engine: raddle_engine,
+    function: raddle_done,
+    data: *mut c_void,
+) -> raddle_status {
+    guarded(|| {
+        // SAFETY: (2).
+        let then = unsafe { Then::new(function, data) }?;
+        // SAFETY: (1).
+        then.after(unsafe { engine.get() }?.wait_until_idle_async());
+        Ok(())
+    })
+}
+
+/// Calls `function` with `data`, during which the calling thread may use all cores of its engine. What the function starts,
+/// such as the threads of OpenMP, inherits these instead of the one core of a pinned worker.
+///
+/// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the function is null.
+///
+/// Threads: any. In operations: meant for them; elsewhere, it only calls the function. After a fork: only calls it.
+///
+/// # Safety
+/// 1. `function` may be called with `data`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_unpinned(function: raddle_callback, data: *mut c_void) -> raddle_status {
+    guarded(|| {
+        let function = function.ok_or_else(|| Refusal::invalid("a function is null"))?;
+        // SAFETY: (1).
+        raddle::unpinned(|| unsafe { function(data) });
+        Ok(())
+    })
+}
+
 /// Calls `function` with `data`, in which an operation blocks on something foreign to the engine: its worker runs others
 /// meanwhile.
 ///

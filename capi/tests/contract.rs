@@ -246,6 +246,31 @@ fn failures_carry_a_code_a_message_and_a_payload() {
     assert_eq!((sum.load(Relaxed), freed.load(SeqCst)), (1, 1));
 }
 
+#[test]
+fn a_failure_is_looked_at_and_cleared_everywhere() {
+    unsafe extern "C" fn fail(_: *mut c_void, _: *mut raddle_context) -> i32 {
+        5
+    }
+    let (engine, sum) = (engine(), AtomicU64::new(0));
+    let tokens = [token(engine), token(engine)];
+    assert_eq!(push(engine, &op(fail, null_mut(), &tokens)), raddle_status::Ok);
+    unsafe {
+        assert_eq!(raddle_wait_idle(engine, -1, null_mut()), raddle_status::Failed);
+        assert_eq!(raddle_wait_idle(engine, 60 * SECOND, null_mut()), raddle_status::Ok);
+        let mut failure = raddle_token_failure(tokens[0]);
+        assert_eq!(raddle_failure_code(failure), 5);
+        assert_eq!(raddle_failure_clear_everywhere(failure), raddle_status::Ok);
+        assert_eq!(raddle_failure_free(&raw mut failure), raddle_status::Ok);
+        assert_eq!(raddle_failure_clear_everywhere(failure), raddle_status::Invalid);
+        assert!(raddle_token_failure(tokens[1]).address.is_null() && raddle_token_failure(zeroed()).address.is_null());
+        assert_eq!(raddle_unpinned(Some(count), data(&AtomicUsize::new(0))), raddle_status::Ok);
+    }
+    assert_eq!(push(engine, &op(add, data(&sum), &tokens)), raddle_status::Ok);
+    assert_eq!(wait(engine, tokens[1]), raddle_status::Ok);
+    free(engine);
+    assert_eq!(sum.load(Relaxed), 1);
+}
+
 /// A completion that its function does not take, and one that it takes before it fails.
 #[test]
 fn completions_are_not_lost_silently() {
@@ -325,6 +350,8 @@ fn waits_by_callback_handles_and_groups() {
         raddle_handle_free(&raw mut second);
         assert_eq!(raddle_token_clear_failure(engine, door), raddle_status::Ok);
         assert_eq!(raddle_wait_all_then(engine, Some(send), null_mut()), raddle_status::Ok);
+        assert_eq!(receiver.recv().unwrap().0, raddle_status::Ok);
+        assert_eq!(raddle_wait_idle_then(engine, Some(send), null_mut()), raddle_status::Ok);
     }
     assert_eq!(receiver.recv().unwrap().0, raddle_status::Ok);
     free(engine);

@@ -704,6 +704,66 @@ impl Engine {
         wait::for_all_async(self.core())
     }
 
+    /// Waits until no operation is pending, not even one that was pushed during the call. Another thread that keeps pushing
+    /// may therefore prolong the call without end; [`wait_for_all`](Self::wait_for_all) is prolonged by nothing. When it
+    /// returns, others may have pushed again.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::cx;
+    ///
+    /// let total = engine.var(0);
+    /// let later = total.clone();
+    /// engine.op("begin").try_push(cx(), move |cx| {
+    ///     cx.engine().op("go on").push(later.write(), |total| *total += 1)?;
+    ///     Ok(())
+    /// })?;
+    /// engine.wait_until_idle()?;
+    /// assert_eq!((total.version(), engine.pending()), (1, 0));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`wait_for_all`](Self::wait_for_all).
+    pub fn wait_until_idle(&self) -> Result<(), WaitError> {
+        wait::until_idle(self.core(), None)
+    }
+
+    /// Like [`wait_until_idle`](Self::wait_until_idle), but waits for at most `timeout`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use std::time::Duration;
+    ///
+    /// engine.op("quick").push((), |()| {})?;
+    /// engine.wait_until_idle_timeout(Duration::from_secs(60))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`wait_for_all`](Self::wait_for_all), and [`WaitError::TimedOut`].
+    pub fn wait_until_idle_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
+        wait::until_idle(self.core(), deadline(Some(timeout)))
+    }
+
+    /// Like [`wait_until_idle`](Self::wait_until_idle), but returns a future.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// engine.op("work").push((), |()| {})?;
+    /// pollster::block_on(engine.wait_until_idle_async())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn wait_until_idle_async(&self) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
+        wait::until_idle_async(self.core())
+    }
+
     /// Returns a snapshot of the engine: which operations are pending, what each waits for, which operations hold each
     /// variable, and which threads are waiting. The call does not interrupt the engine and may be made at any time on
     /// any thread, even inside an operation: it takes no lock that an operation's code could hold. A dump shows where

@@ -238,7 +238,7 @@ impl<'e> Replay<'e> {
         for &at in &plan.order {
             let item = &plan.items[at];
             if item.after_all_of.iter().any(|&earlier| pushed_as[earlier] >= done) {
-                wait::until_idle(self.engine.core()).map_err(ReplayError::Wait)?;
+                wait::until_idle_or_failed(self.engine.core(), None).map_err(ReplayError::Wait)?;
                 done = pushed;
             }
             let op = || described(entries[at]);

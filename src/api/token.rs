@@ -14,7 +14,10 @@ use std::{
 use super::handle::VarWait;
 use crate::{
     engine::core::Core,
-    error::push_error::{Misfit, PushError},
+    error::{
+        op::OpError,
+        push_error::{Misfit, PushError},
+    },
     group::family::Family,
     op::{
         spec::Entry,
@@ -235,6 +238,27 @@ impl Token {
     #[must_use]
     pub fn version(&self) -> u64 {
         self.cell().version()
+    }
+}
+
+impl Token {
+    /// Returns the failure that the variable has now, without a wait. An operation that is pending may change it at any
+    /// time, so this is for reports and for what is known to have ended; a [wait](crate::Engine::wait_for_var) returns the
+    /// failure at its place in the order. The failure does not count as reported. In a forked child, returns `None`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let disk = engine.token();
+    /// let flushed = engine.op("flush").writes([&disk]).try_submit((), |()| -> Result<(), _> { Err("it is full".into()) })?;
+    /// assert!(flushed.wait().is_err());
+    /// assert_eq!(disk.failure().expect("`flush` has failed").name(), "flush");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn failure(&self) -> Option<OpError> {
+        self.cell().look_at_failure()
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{handle::VarWait, token::Token};
-use crate::{op::variable::VarCell, tracker::Mode, values::Name};
+use crate::{error::op::OpError, op::variable::VarCell, tracker::Mode, values::Name};
 
 /// A handle to a variable with a value.
 ///
@@ -192,6 +192,21 @@ impl<T> Var<T> {
     #[track_caller]
     pub fn ready(&self) -> VarWait {
         self.token.ready()
+    }
+
+    /// Returns the failure that the variable has now, without a wait; see [`Token::failure`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let total = engine.var(0);
+    /// assert!(total.failure().is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn failure(&self) -> Option<OpError> {
+        self.token.failure()
     }
 
     /// Returns the number of successful mutations of the variable; see [`Token::version`].

@@ -124,6 +124,8 @@ pub(crate) struct Core {
     resources: Resources,
     /// Held by a thread while it reads or changes the failure of a variable that several streams may be using.
     pub(super) fault_lock: FaultLock,
+    /// Held by a thread while it changes the failure of a variable, or looks at one without an operation.
+    pub(crate) looks: FaultLock,
     /// The engine's recorder and observers, if any.
     recording: Option<Box<Recording>>,
     /// The shuffler that draws ready operations, if the engine shuffles them.
@@ -232,6 +234,7 @@ impl Core {
             bound,
             resources: Resources::default(),
             fault_lock: FaultLock::default(),
+            looks: FaultLock::default(),
             recording,
             shuffler,
             placements: OnceLock::new(),

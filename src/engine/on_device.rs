@@ -169,7 +169,7 @@ pub(super) fn note_result(core: &Core, op: &Op<Task>, result: &mut Result<(), Op
         Err(failure) => {
             let own = failure.clone();
             run::take_overwritten(core, op, ended);
-            *failure = fail_variables(core, op, own.clone());
+            *failure = fail_variables(core, op, own.clone(), ended);
             ended.push(own);
         }
     }
@@ -193,18 +193,18 @@ pub(crate) fn count_mutations(op: &Op<Task>) {
 /// Runs [`run::fail_variables`] for a GPU operation. Operations behind it may already hold its variables. Returns the
 /// failure with which the variables fail: `failure` or, if that is the loss of a GPU and one of the variables has
 /// already failed because of a loss, the earlier failure.
-pub(crate) fn fail_variables(core: &Core, op: &Op<Task>, failure: OpError) -> OpError {
+pub(crate) fn fail_variables(core: &Core, op: &Op<Task>, failure: OpError, ended: &mut Vec<OpError>) -> OpError {
     core.fault_lock.with(|| {
         // SAFETY: this runs under the fault lock.
-        let failure_of = |access| unsafe { VarCell::of(access).fault().failure() };
+        let failure_of = |access| unsafe { VarCell::of(access).failure() };
         let known = op.accesses().filter_map(failure_of).find(|known| known.loss().is_some());
         let failure = known.filter(|_| failure.loss().is_some()).unwrap_or(failure);
-        run::fail_variables(core, op, &failure);
+        run::fail_variables(core, op, &failure, ended);
         failure
     })
 }
 
 /// Fails an operation that was in flight on a GPU when the GPU was lost because of `error`, and returns the failure.
-pub(crate) fn lose(core: &Core, op: &Op<Task>, error: &DeviceError) -> OpError {
-    fail_variables(core, op, op.task().failed_by(Cause::Device(error.clone())))
+pub(crate) fn lose(core: &Core, op: &Op<Task>, error: &DeviceError, ended: &mut Vec<OpError>) -> OpError {
+    fail_variables(core, op, op.task().failed_by(Cause::Device(error.clone())), ended)
 }

@@ -335,7 +335,7 @@ impl Core {
                 Ok(()) => count_mutations(&op, &mut ended),
                 Err(failure) => {
                     take_overwritten(self, &op, &mut ended);
-                    fail_variables(self, &op, failure);
+                    fail_variables(self, &op, failure, &mut ended);
                 }
             }
         }
@@ -413,16 +413,19 @@ fn publish(op: &Op<Task>) -> Result<(), OpError> {
     result_of(op, result)
 }
 
-/// Counts the mutations of a successful operation and clears the failures that it overwrites.
+/// Counts the mutations of a successful operation, and takes the failures that it overwrites or that were cleared
+/// everywhere.
 fn count_mutations(op: &Op<Task>, ended: &mut Vec<OpError>) {
     for access in op.accesses().filter(|access| access.mode().is_write()) {
         let cell = VarCell::of(access);
         // SAFETY: the operation holds its variables until the tracker completes it.
         unsafe { cell.mutated() };
-        if access.mode() == Mode::Overwrite && cell.fault().has_failed() {
-            // SAFETY: the operation holds its variables until the tracker completes it. It issued no work on a
-            // device, so it started only after GPUs had completed their work on these variables.
-            let failure = unsafe { cell.fault().set_failure(None) };
+        // SAFETY: the operation holds its variables until the tracker completes it. It issued no work on a device, so it
+        // started only after GPUs had completed their work on these variables.
+        let is_over = || access.mode() == Mode::Overwrite || unsafe { cell.failure() }.is_none();
+        if cell.fault().has_failed() && is_over() {
+            // SAFETY: as above.
+            let failure = unsafe { cell.set_failure(None) };
             ended.extend(failure.inspect(OpError::mark_reported));
         }
     }
@@ -436,23 +439,24 @@ pub(crate) fn take_overwritten(core: &Core, op: &Op<Task>, taken: &mut Vec<OpErr
         if access.mode() == Mode::Overwrite && cell.fault().has_failed() {
             // SAFETY: the operation holds its variables until the tracker completes it, and the closure runs under
             // the fault lock.
-            taken.extend(core.fault_lock.with(|| unsafe { cell.fault().set_failure(None) }));
+            taken.extend(core.fault_lock.with(|| unsafe { cell.set_failure(None) }));
         }
     }
 }
 
-/// Fails the variables that an operation mutates, except those that have already failed.
-pub(super) fn fail_variables(core: &Core, op: &Op<Task>, failure: &OpError) {
+/// Fails the variables that an operation mutates, except those that have already failed. Adds to `ended` the failures,
+/// cleared everywhere, that `failure` replaces.
+pub(super) fn fail_variables(core: &Core, op: &Op<Task>, failure: &OpError, ended: &mut Vec<OpError>) {
     // The failure must be recorded before another thread can see it on a variable.
     core.record_failure(failure);
     for access in op.accesses().filter(|access| access.mode().is_write()) {
         let cell = VarCell::of(access);
-        if !cell.fault().has_failed() {
-            // SAFETY: the operation holds its variables until the tracker completes it; or the caller is a GPU lane
-            // and holds the fault lock, and only other lanes read the failure before the caller's timeline reports
-            // the operation complete.
-            let none = unsafe { cell.fault().set_failure(Some(failure.failed().clone())) };
-            debug_assert!(none.is_none(), "the variable had not failed");
+        // SAFETY: the operation holds its variables until the tracker completes it; or the caller is a GPU lane and
+        // holds the fault lock, and only other lanes read the failure before the caller's timeline reports the operation
+        // complete.
+        if unsafe { cell.failure() }.is_none() {
+            // SAFETY: as above.
+            ended.extend(unsafe { cell.set_failure(Some(failure.failed().clone())) });
         }
     }
 }

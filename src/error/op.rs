@@ -113,6 +113,8 @@ struct OwnFailure {
     /// or overwritten it, or its operation's result is ignored. Set under the lock of the `Failures` to which the
     /// failure was added.
     known: AtomicBool,
+    /// Whether the program has cleared the failure on all variables.
+    cleared: AtomicBool,
     /// The place where the failure is kept or counted until it is known.
     added: OnceLock<(Weak<Failures>, FailurePlace)>,
 }
@@ -194,6 +196,7 @@ impl OpError {
             // Relaxed: the numbers need only be distinct and in an order consistent with what each thread observes.
             sequence: SEQUENCE.fetch_add(1, Relaxed),
             known: AtomicBool::new(false),
+            cleared: AtomicBool::new(false),
             added: OnceLock::new(),
         })))
     }
@@ -355,6 +358,40 @@ impl OpError {
     #[must_use]
     pub fn ptr_eq(&self, other: &Self) -> bool {
         ptr::eq(self.own(), other.own())
+    }
+
+    /// Clears this failure on all variables that it has reached or is yet to reach, and counts it as reported. Other
+    /// failures stay, also those of functions that returned this one.
+    ///
+    /// The call is not ordered with pushes: an operation pushed later is not skipped because of this failure, whereas one
+    /// pushed earlier may be. What was skipped does not run. Handles, groups and futures still return the failure. To clear one
+    /// variable in push order, use [`Engine::clear_error`](crate::Engine::clear_error); a [log](crate::replay) contains
+    /// only that.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// let (image, mask) = (engine.var(0), engine.var(0));
+    /// engine.op("load").try_push(image.write(), |_| Err("no such file".into()))?;
+    /// engine.op("cut").push((image.read(), mask.write()), |(image, mask)| *mask = *image)?; // skipped
+    /// assert!(engine.get(&mask).is_err());
+    ///
+    /// mask.failure().expect("`load` has failed").clear_everywhere();
+    /// assert_eq!((engine.get(&image)?, engine.get(&mask)?), (0, 0));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn clear_everywhere(&self) {
+        // Relaxed: a push orders what the caller has done before the operation's start, which therefore sees this. All
+        // others may see it or not.
+        self.own().cleared.store(true, Relaxed);
+        self.mark_reported();
+    }
+
+    /// Whether the failure was [cleared](Self::clear_everywhere).
+    pub(crate) fn is_cleared(&self) -> bool {
+        // Relaxed: see `clear_everywhere`.
+        self.own().cleared.load(Relaxed)
     }
 
     /// Returns whether the operation was cancelled.

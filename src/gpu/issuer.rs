@@ -470,7 +470,7 @@ impl Issuer<'_> {
             Ok(()) => on_device::clear_overwritten(self.core, &op, &mut ended),
             Err(failure) => {
                 run::take_overwritten(self.core, &op, &mut ended);
-                *failure = on_device::fail_variables(self.core, &op, failure.clone());
+                *failure = on_device::fail_variables(self.core, &op, failure.clone(), &mut ended);
             }
         }
         record::returned(self.core, &op);
@@ -598,7 +598,9 @@ impl Issuer<'_> {
         for flight in self.in_flight.iter_mut().take_while(|flight| flight.seq <= seq) {
             match (&flight.result, fault) {
                 (Ok(()), None) => on_device::count_mutations(&flight.op),
-                (Ok(()), Some(error)) => flight.result = Err(on_device::lose(self.core, &flight.op, error)),
+                (Ok(()), Some(error)) => {
+                    flight.result = Err(on_device::lose(self.core, &flight.op, error, &mut flight.ended));
+                }
                 (Err(_), _) => {}
             }
             record::end(self.core, &flight.op, FnState::Called.outcome(&flight.result), FnState::Called);

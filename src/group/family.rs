@@ -459,9 +459,9 @@ impl Family {
             let mutated = stand_ins.iter().filter(|(index, _)| names[*index].1.is_write()).map(|(_, cell)| cell);
             for cell in mutated.chain(&variables) {
                 // SAFETY: the family has a handle to the variable until the family is over, which it is not yet.
-                let fault = unsafe { cell.as_ref() }.fault();
+                let cell = unsafe { cell.as_ref() };
                 // SAFETY: no operation has entered the queue of this variable, and no other thread uses it.
-                let none = unsafe { fault.set_failure(Some(failure.clone())) };
+                let none = unsafe { cell.set_failure(Some(failure.clone())) };
                 debug_assert!(none.is_none(), "the variable is new");
             }
         }
@@ -507,7 +507,7 @@ impl Family {
         let failures = || {
             stand_ins.iter().map(|(_, var)| var).chain(&*variables).filter_map(|var| {
                 // SAFETY: every operation on the variable has ended.
-                unsafe { var.cell().fault().failure() }
+                unsafe { var.cell().failure() }
             })
         };
         let is_left = |failure: &OpError| failures().any(|left| left.ptr_eq(failure));

@@ -259,7 +259,7 @@ pub(crate) fn hold_back(core: &Arc<Core>, group: Option<&Arc<GroupCore>>) -> Res
             Stillness::Perhaps if was_still => return Ok(()),
             stillness => was_still = stillness == Stillness::Perhaps,
         }
-        core.threads().wake_yielded();
+        core.threads().begin_wait();
         let has_room = || first_full(core, group, |_| 0).is_none();
         let wait = || full.wait_for_room(Some(Instant::now() + pause));
         wait::sleep_listed(core, WaiterKind::Refusable, Awaits::Room, None, since, &has_room, |_| wait());

@@ -4,6 +4,7 @@
 //! # Who may touch what
 //!
 //! * `failure` and `FAILED`: read by operations that hold the variable and changed by those that hold it for writing.
+//!   Any thread may [look](Fault::look) at them under a second [`FaultLock`], which each change takes as well.
 //!   Lanes of the same GPU hold a variable one after another without waiting for each other's commands to complete.
 //!   While such commands are in flight, only those lanes read and change the failure, under the [`FaultLock`]. A thread
 //!   that begins a wait and finds the variable idle may also read `FAILED`.
@@ -101,12 +102,30 @@ impl<E: Clone> Fault<E> {
         self.failure.with(|failure| unsafe { &*failure }.clone())
     }
 
-    /// Sets or clears the failure and returns the previous one.
+    /// Returns the failure to any thread: as it is at some moment of the call.
+    ///
+    /// # Safety
+    /// 1. `looks` is the lock that each [`set_failure`](Self::set_failure) of this variable takes.
+    pub unsafe fn look(&self, looks: &FaultLock) -> Option<E> {
+        // A variable that has not failed costs no lock.
+        if !self.has_failed() {
+            return None;
+        }
+        // SAFETY: (1): under the lock, no other thread changes the failure.
+        looks.with(|| self.failure.with(|failure| unsafe { &*failure }.clone()))
+    }
+
+    /// Sets or clears the failure and returns the previous one. `looks` keeps away the threads that only
+    /// [look](Self::look).
     ///
     /// # Safety
     /// 1. The caller holds the variable for writing, and the operations of GPUs on it are complete; or the caller is a
-    ///    lane of a GPU whose operations use it, and holds the [`FaultLock`].
-    pub unsafe fn set_failure(&self, failure: Option<E>) -> Option<E> {
+    ///    lane of a GPU whose operations use it, and holds the engine's other [`FaultLock`].
+    /// 2. `looks` is the lock that each [`look`](Self::look) at this variable takes.
+    pub unsafe fn set_failure(&self, failure: Option<E>, looks: &FaultLock) -> Option<E> {
+        if failure.is_none() && !self.has_failed() {
+            return None;
+        }
         if failure.is_some() {
             // Relaxed: the bit is handed over with the failure itself.
             self.bits.fetch_or(FAILED, Relaxed);
@@ -114,8 +133,8 @@ impl<E: Clone> Fault<E> {
             // Relaxed: the bit is handed over with the failure itself.
             self.bits.fetch_and(!FAILED, Relaxed);
         }
-        // SAFETY: (1): no other thread uses the failure during the call.
-        self.failure.with_mut(|slot| std::mem::replace(unsafe { &mut *slot }, failure))
+        // SAFETY: (1): no operation uses the failure during the call. (2): nor does a thread that looks.
+        looks.with(|| self.failure.with_mut(|slot| std::mem::replace(unsafe { &mut *slot }, failure)))
     }
 
     /// Records that `lane`, one of `lanes` GPU lanes, is issuing its operation number `seq`, which accesses the
@@ -155,8 +174,9 @@ impl<E: Clone> Fault<E> {
     }
 }
 
-/// The lock under which an engine's GPU lanes read and change failures: several lanes may use the same variable's
-/// failure at the same time.
+/// A lock on the failures of all variables of an engine. There are two. Under the first, GPU lanes read and change
+/// failures: several lanes may use the same variable's failure at the same time. The second is between threads that look
+/// and those that change failures, and is taken last.
 #[derive(Debug, Default)]
 pub struct FaultLock(Mutex<()>);
 

@@ -249,8 +249,9 @@ impl GroupCore {
     /// `is_left`.
     pub(crate) fn first_failure(&self, is_left: impl Fn(&OpError) -> bool) -> Option<OpError> {
         let failures = lock(&self.failures);
+        let is_first = |kept: &&Kept| !kept.failure.is_cleared() && (!kept.mutates || is_left(&kept.failure));
         let mut kept = failures.iter().flat_map(|failures| failures.values());
-        kept.find(|kept| !kept.mutates || is_left(&kept.failure)).map(|kept| kept.failure.clone())
+        kept.find(is_first).map(|kept| kept.failure.clone())
     }
 
     /// Returns the failure of the first member, in push order, that has failed since the last call. That failure and

@@ -428,6 +428,34 @@ impl VarCell {
         &self.state.fault
     }
 
+    /// Returns the variable's failure, unless the program has cleared that everywhere.
+    ///
+    /// # Safety
+    /// 1. As for [`Fault::failure`].
+    pub(crate) unsafe fn failure(&self) -> Option<OpError> {
+        // SAFETY: (1).
+        unsafe { self.fault().failure() }.filter(|failure| !failure.is_cleared())
+    }
+
+    /// [`failure`](Self::failure) for any thread. Returns `None` in a forked child, where another thread may have held the
+    /// lock.
+    pub(crate) fn look_at_failure(&self) -> Option<OpError> {
+        if self.core.is_forked() {
+            return None;
+        }
+        // SAFETY: (1): `set_failure` below takes this lock.
+        unsafe { self.fault().look(&self.core.looks) }.filter(|failure| !failure.is_cleared())
+    }
+
+    /// Sets or clears the failure and returns the previous one, whose drop may run program code.
+    ///
+    /// # Safety
+    /// 1. As for [`Fault::set_failure`].
+    pub(crate) unsafe fn set_failure(&self, failure: Option<OpError>) -> Option<OpError> {
+        // SAFETY: (1): (1). (2): `look_at_failure` takes this lock.
+        unsafe { self.fault().set_failure(failure, &self.core.looks) }
+    }
+
     /// Returns the waits that later waits can join.
     pub(crate) fn waits(&self) -> &JoinableWaits {
         &self.waits
@@ -560,9 +588,8 @@ pub(crate) unsafe fn failure_before(op: &Op<Task>) -> Option<OpError> {
         return None;
     }
     op.accesses().find_map(|access| {
-        let fault = VarCell::of(access).fault();
-        let counts = fault.has_failed() && access.mode() != Mode::Overwrite;
+        let counts = access.mode() != Mode::Overwrite;
         // SAFETY: (1).
-        if counts { unsafe { fault.failure() } } else { None }
+        if counts { unsafe { VarCell::of(access).failure() } } else { None }
     })
 }

@@ -42,7 +42,7 @@ pub(crate) fn clear_error(
         for access in call.op().accesses() {
             // SAFETY: the operation holds the variable for writing, and the device operations before it are
             // complete.
-            *cleared = unsafe { VarCell::of(access).fault().set_failure(None) };
+            *cleared = unsafe { VarCell::of(access).set_failure(None) };
         }
         cleared.iter().for_each(OpError::mark_reported);
         Ok(())
@@ -134,7 +134,7 @@ pub(crate) fn free_variable(cell: NonNull<VarCell>, location: &'static Location<
         // SAFETY: `report` frees the cell, after this call.
         let cell = unsafe { freed.cell.as_ref() };
         // SAFETY: the operation holds the variable for writing, and the device operations before it are complete.
-        freed.failure = unsafe { cell.fault().set_failure(None) };
+        freed.failure = unsafe { cell.set_failure(None) };
         // SAFETY: the operation holds the variable for writing and is the last one on it.
         no_wait::without_waits(NoWait::Deletion, || unsafe { cell.empty() });
         Ok(())

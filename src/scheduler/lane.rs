@@ -184,9 +184,10 @@ impl<T> Lane<T> {
         self.inject(op);
     }
 
-    /// If the lane has work, wakes its workers in timed parks. They may have yielded their cores to the calling thread,
-    /// which is about to sleep.
-    pub fn wake_yielded(&self) {
+    /// Lets the calling thread wait for the lane's operations; `core` is the one on which it goes on, if that is known. If
+    /// the lane has work, wakes its workers in timed parks, which may have yielded their cores to this thread.
+    pub fn begin_wait(&self, core: Option<usize>) {
+        core.into_iter().for_each(|core| self.sleep.note_waiter(core));
         if self.has_work() {
             self.sleep.wake_yielded();
         }

@@ -575,10 +575,13 @@ impl<T> Worker<T> {
             sleep.note_idle(self.index);
             guard.state.set(state);
             pause::at(Point::SleepSearching);
-            // On a contended core, spinning would only keep the pushing thread from producing work.
-            let contended = self.lane.idle() != IdlePolicy::Spin && sleep.is_contended(self.index);
+            // On the core of a waiting or pushing thread, spinning would only keep that thread from producing work.
+            let may_yield = self.lane.idle() != IdlePolicy::Spin;
+            let beside = may_yield && sleep.skips_search();
+            // A waiter pushes so seldom that the wake-ups cost less than the timer of a timed park.
+            let contended = may_yield && !beside && sleep.is_contended(self.index);
             if state == SearchState::Searching {
-                let found = if contended || was_timed { self.find_again() } else { self.spin() };
+                let found = if beside || contended || was_timed { self.find_again() } else { self.spin() };
                 if let Some(op) = found {
                     match self.finish_search(op) {
                         None => {
@@ -698,7 +701,8 @@ impl<T> Worker<T> {
             }
             pauses = later;
             let now = Instant::now();
-            let is_over = |limit| now - start >= limit || now - last >= CONTENDED;
+            let is_over =
+                |limit| now - start >= limit || now - last >= CONTENDED || self.lane.sleep().is_beside_waiter();
             if self.lane.ends_searches() || limit.is_some_and(is_over) {
                 return self.find_again();
             }

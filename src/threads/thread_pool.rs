@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     scheduler::{IdlePolicy, Lane, LaneOptions, Worker},
-    sync::{Mutex, lock, thread_static},
+    sync::{Mutex, lock, thread, thread_static},
     system::{
         Placement,
         core_claims::CoreClaim,
@@ -268,10 +268,11 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.returning[usize::from(lane)].dismiss();
     }
 
-    /// In each lane that has work, wakes the workers in timed parks. They may have yielded their cores to the calling
-    /// thread, which is about to wait.
-    pub(crate) fn wake_yielded(&self) {
-        self.lanes.iter().for_each(|lane| lane.wake_yielded());
+    /// [Lets](Lane::begin_wait) the calling thread wait for operations of each lane.
+    pub(crate) fn begin_wait(&self) {
+        // A thread of an engine goes on where a worker's place is free.
+        let core = if is_engine_thread() { None } else { thread::core() };
+        self.lanes.iter().for_each(|lane| lane.begin_wait(core));
     }
 
     /// Tells the threads of the CPU lanes, and those waiting for a worker, to end. Must be called only when no

@@ -102,7 +102,7 @@ pub(crate) fn begin(
             // The variable cannot be freed before this operation completes.
             cell.waits().forget(call.op());
             // SAFETY: the operation is running, so it holds the variable, and GPU writes before it are complete.
-            found.failure = unsafe { cell.fault().failure() };
+            found.failure = unsafe { cell.failure() };
         }
         Ok(())
     };
@@ -320,7 +320,7 @@ pub(crate) fn make_way(core: &Core) -> Result<(), WaitError> {
     catch_up();
     core.live()?;
     worker_thread::yield_worker()?;
-    core.threads.wake_yielded();
+    core.threads.begin_wait();
     Ok(())
 }
 
@@ -330,22 +330,38 @@ pub(crate) fn for_all(core: &Core, deadline: Option<Instant>) -> Result<(), Wait
     first_unreported(core)
 }
 
-/// Waits until no operation is pending, not even one that an operation has pushed meanwhile. Reports no failures.
-pub(crate) fn until_idle(core: &Core) -> Result<(), WaitError> {
+/// Waits until no operation is pending, not even one that was pushed meanwhile. Returns a failure that was not reported.
+pub(crate) fn until_idle(core: &Core, deadline: Option<Instant>) -> Result<(), WaitError> {
+    until_idle_or_failed(core, deadline)?;
+    first_unreported(core)
+}
+
+/// [`until_idle`], whether or not the operations fail.
+pub(crate) fn until_idle_or_failed(core: &Core, deadline: Option<Instant>) -> Result<(), WaitError> {
     loop {
-        for_all_to_end(core, None)?;
+        for_all_to_end(core, deadline)?;
         if core.live()?.pending() == 0 {
             return Ok(());
         }
     }
 }
 
+/// [`until_idle`] as a future.
+pub(crate) fn until_idle_async(core: &Arc<Core>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
+    let first = CountedWait::new(Arc::clone(core), why_not_for_all(core), EarlierOps);
+    let core = Arc::clone(core);
+    async move {
+        first.await?;
+        while core.live()?.pending() > 0 {
+            for_earlier(&core).await?;
+        }
+        first_unreported(&core)
+    }
+}
+
 /// [`for_all`], whether or not the operations fail.
 fn for_all_to_end(core: &Core, deadline: Option<Instant>) -> Result<(), WaitError> {
-    check(core)?;
-    if ready_loop::works_for(core) {
-        return Err(would_deadlock(Awaited::All));
-    }
+    why_not_for_all(core).map_or(Ok(()), Err)?;
     make_way(core)?;
     let covered = core.pending.begin();
     wait_counted(core, Awaits::All, &core.pending, &covered, deadline)
@@ -370,9 +386,13 @@ fn wait_counted(
 
 /// [`for_all`] as a future. It covers the operations pushed before this call.
 pub(crate) fn for_all_async(core: &Arc<Core>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
+    CountedWait::new(Arc::clone(core), why_not_for_all(core), AllOps)
+}
+
+/// Returns the error of a wait for all operations of the engine, if the calling thread must not wait for them.
+fn why_not_for_all(core: &Core) -> Option<WaitError> {
     let would_deadlock = || would_deadlock(Awaited::All);
-    let refused = check(core).err().or_else(|| ready_loop::works_for(core).then(would_deadlock));
-    CountedWait::new(Arc::clone(core), refused, AllOps)
+    check(core).err().or_else(|| ready_loop::works_for(core).then(would_deadlock))
 }
 
 /// Returns a future that waits for the operations pushed before this call and reports none of their failures. It may

@@ -16,6 +16,6 @@ pub use calls::blocking;
 pub(crate) use calls::{
     WAIT, begin, catch_up, catch_up_and_go_on, check, check_kept_out, check_thread, for_all, for_all_async,
     for_earlier, for_group, for_group_async, for_handle, for_members, for_result, for_var, make_way, sleep,
-    sleep_listed, until_idle, wait_by, would_deadlock,
+    sleep_listed, until_idle, until_idle_async, until_idle_or_failed, wait_by, would_deadlock,
 };
 pub(crate) use regain::on_enough_stack;

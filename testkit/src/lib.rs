@@ -290,20 +290,22 @@ pub fn failure<T: Debug>(result: Result<T, WaitError>) -> OpError {
     }
 }
 
+/// Returns the CPU time of this process, in the kernel's ticks of 10 ms.
+#[cfg(target_os = "linux")]
+pub fn cpu_ticks() -> u64 {
+    let stat = fs::read_to_string("/proc/self/stat").expect("procfs");
+    // The name of the process, in parentheses, may contain any characters.
+    let fields = stat.rsplit(')').next().expect("a line of fields");
+    let field = |index: usize| fields.split_whitespace().nth(index).and_then(|text| text.parse::<u64>().ok());
+    field(11).expect("the user's time") + field(12).expect("the system's time")
+}
+
 /// Returns the share of one core that the process uses while this thread sleeps for one second.
 #[cfg(target_os = "linux")]
 pub fn share_of_a_core() -> f64 {
-    // The CPU time of this process, in the kernel's ticks of 10 ms.
-    let ticks = || {
-        let stat = fs::read_to_string("/proc/self/stat").expect("procfs");
-        // The name of the process, in parentheses, may contain any characters.
-        let fields = stat.rsplit(')').next().expect("a line of fields");
-        let field = |index: usize| fields.split_whitespace().nth(index).and_then(|text| text.parse::<u64>().ok());
-        field(11).expect("the user's time") + field(12).expect("the system's time")
-    };
-    let (start, before) = (Instant::now(), ticks());
+    let (start, before) = (Instant::now(), cpu_ticks());
     thread::sleep(Duration::from_secs(1));
-    (ticks() - before) as f64 / 100.0 / start.elapsed().as_secs_f64()
+    (cpu_ticks() - before) as f64 / 100.0 / start.elapsed().as_secs_f64()
 }
 
 // ------------------------------------------------------------------------------------------------------- futures ----

@@ -5,10 +5,13 @@
 
 use raddle_testkit as common;
 
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use common::shapes::*;
-use common::{child_succeeds, hold, is_child, share_of_a_core};
+use common::{child_succeeds, cpu_ticks, hold, is_child, share_of_a_core};
 use raddle::{Device, Engine, EngineKind, IdlePolicy, Property, gpu::SimulatedGpu};
 
 fn work(engine: &Engine) {
@@ -29,6 +32,34 @@ fn work_on_gpu(engine: &Engine) {
         engine.op("").on(Device::Gpu(0)).property(property).push((), |()| {}).unwrap();
     }
     engine.wait_for_all().unwrap();
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn a_worker_does_not_search_on_the_core_of_a_thread_that_waits() {
+    child_succeeds("in_a_child_a_worker_does_not_search_on_the_core_of_a_thread_that_waits");
+}
+
+#[test]
+#[ignore = "confines its process to one core; run by another test in a separate process"]
+fn in_a_child_a_worker_does_not_search_on_the_core_of_a_thread_that_waits() {
+    assert!(is_child());
+    let core = core_affinity::get_core_ids().expect("the cores")[0];
+    assert!(core_affinity::set_for_current(core));
+    // Returns the CPU time of turns in which a thread computes for some microseconds, pushes, and waits.
+    let turns = |idle| {
+        let engine = Engine::builder().workers(1).pin(false).idle(idle).build().unwrap();
+        let (value, before) = (engine.var(0), cpu_ticks());
+        for _ in 0..20_000 {
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_micros(6) {}
+            engine.op("").push(value.write(), |value| *value += 1).unwrap();
+            engine.wait_for_var(&value).unwrap();
+        }
+        cpu_ticks() - before
+    };
+    let (searches, parks) = (turns(IdlePolicy::default()), turns(IdlePolicy::Park));
+    assert!(searches < 2 * parks, "{searches} ticks, and {parks} without searches");
 }
 
 #[test]

@@ -176,6 +176,7 @@ fn lanes_note_operations_at_the_same_time() {
 struct Device {
     fault: Fault<u32>,
     fault_lock: FaultLock,
+    looks: FaultLock,
     timelines: [Timeline; 2],
 }
 
@@ -200,7 +201,7 @@ impl Device {
             let known = unsafe { self.fault.failure() };
             known.unwrap_or_else(|| {
                 // SAFETY: it is still this lane's turn.
-                unsafe { self.fault.set_failure(Some(error)) };
+                unsafe { self.fault.set_failure(Some(error), &self.looks) };
                 error
             })
         });
@@ -215,6 +216,21 @@ impl Device {
         // SAFETY: the operation holds the variable, and the device's work on it is complete; loom would report a race.
         (0..lanes).all(is_complete).then(|| unsafe { self.fault.failure() })
     }
+}
+
+/// A thread without an operation looks at a variable while that fails. It sees all of the failure or nothing.
+#[test]
+fn a_look_at_a_variable_that_fails_meanwhile_races_with_nothing() {
+    model(COMPLETE, Flavour::Contract, || {
+        let device = Device::with_lanes(1);
+        let lane = Arc::clone(&device);
+        let lane = thread::spawn(move || lane.ends(0, 7));
+        // SAFETY: the lane takes the lock; loom would report a race.
+        let look = || unsafe { device.fault.look(&device.looks) };
+        assert!([None, Some(7)].contains(&look()));
+        assert_eq!(lane.join().unwrap(), 7);
+        assert_eq!(look(), Some(7));
+    });
 }
 
 #[test]
@@ -350,6 +366,9 @@ kills! {
     }
     a_thread_that_finds_an_operation_of_a_lost_device_complete_finds_its_failure {
         "passed::COMPLETE": "a lost device did not do",
+    }
+    a_look_at_a_variable_that_fails_meanwhile_races_with_nothing {
+        "step::LANES_TAKE_TURNS": "Causality violation",
     }
     lanes_that_find_their_device_lost_at_the_same_time_fail_a_variable_once {
         "step::LANES_TAKE_TURNS": "Causality violation",

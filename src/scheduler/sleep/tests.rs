@@ -310,6 +310,21 @@ fn stay() -> Option<usize> {
 
 #[test]
 #[cfg(all(target_os = "linux", not(miri)))]
+fn a_worker_on_the_core_of_a_waiter_skips_some_searches() {
+    let Some(core) = stay() else { return };
+    let sleep = Sleep::new(1, IdlePolicy::default());
+    assert!(!sleep.skips_search(), "no thread has waited");
+    for _ in 0..2 {
+        sleep.note_waiter(core);
+        assert!((0..SKIPS_PER_WAIT).all(|_| sleep.is_beside_waiter() && sleep.skips_search()));
+        assert!(!sleep.is_beside_waiter() && !sleep.skips_search());
+    }
+    sleep.note_waiter(core + 1);
+    assert!(!sleep.is_beside_waiter() && !sleep.skips_search());
+}
+
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
 fn the_worker_on_the_pushers_core_is_woken_last_and_marked_contended() {
     let Some(core) = stay() else { return };
     let sleep = Sleep::new(WORKERS, IdlePolicy::Park);

@@ -321,6 +321,77 @@ fn clear_error_clears_one_variable_only() {
 }
 
 #[test]
+fn a_failure_cleared_everywhere_is_cleared_wherever_it_has_spread() {
+    on_kinds(&KINDS, 2, |engine| {
+        let vars = [(); 3].map(|()| engine.var(0));
+        let [first, second, other] = &vars;
+        push_failing(&engine, "fails", &[], &[first.token()]);
+        let skipped = engine.op("").submit((first.read(), second.write()), |(first, second)| *second = *first).unwrap();
+        push_failing(&engine, "other", &[], &[other.token()]);
+        let error = failure(engine.wait_for_var(second));
+        error.clear_everywhere();
+        assert!(first.failure().is_none() && second.failure().is_none());
+        engine.wait_for_var(first).unwrap();
+        engine.op("").push((first.write(), second.write()), |(first, second)| (*first, *second) = (1, 2)).unwrap();
+        assert_eq!((engine.get(first).unwrap(), engine.get(second).unwrap()), (1, 2));
+        assert!(failure(skipped.wait()).ptr_eq(&error), "the handle returns what has happened");
+        assert_eq!(failure(engine.wait_for_all()).name(), "other");
+        assert_eq!(failure(engine.get(other)).name(), "other");
+        engine.wait_for_all().expect("the failure that was cleared is not reported");
+        // The variables may fail again.
+        push_failing(&engine, "again", &[], &[first.token()]);
+        assert_eq!(failure(engine.get(first)).name(), "again");
+        assert_eq!(engine.get(second).unwrap(), 2);
+    });
+}
+
+#[test]
+fn a_variable_that_has_a_cleared_failure_fails_with_the_next_one() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.token();
+        push_failing(&engine, "first", &[], &[&value]);
+        failure(engine.wait_for_var(&value)).clear_everywhere();
+        push_failing(&engine, "second", &[], &[&value]);
+        assert_eq!(failure(engine.wait_for_var(&value)).name(), "second");
+        assert_eq!(value.failure().unwrap().name(), "second");
+    });
+}
+
+#[test]
+fn a_cleared_failure_is_dropped_with_the_next_mutation() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (value, drops) = (engine.token(), Drops::new());
+        let payload = drops.make();
+        engine.op("").writes([&value]).push((), move |()| panic_any(payload)).unwrap();
+        failure(engine.wait_for_var(&value)).clear_everywhere();
+        assert_eq!(drops.dropped(), 0);
+        engine.op("").writes([&value]).push_sync(|_| {}).unwrap();
+        engine.wait_for_all().unwrap();
+        drops.assert_all_gone();
+    });
+}
+
+#[test]
+fn a_look_at_a_failure_neither_waits_nor_reports() {
+    on_kinds(&THREADED, 1, |engine| {
+        let value = engine.var(0);
+        let gate = hold(&engine, value.token());
+        push_failing(&engine, "fails", &[], &[value.token()]);
+        assert!(value.failure().is_none());
+        gate.open();
+        let error = engine.wait_for_var_timeout(&value, PATIENCE).map(|()| value.failure());
+        assert!(matches!(error, Err(WaitError::Failed(_))));
+        push_failing(&engine, "again", &[], &[value.token()]);
+        engine.clear_error(&value).unwrap();
+        push_failing(&engine, "unreported", &[], &[value.token()]);
+        let has_failed = || value.failure().is_some_and(|error| error.name() == "unreported");
+        eventually("the variable has failed", has_failed);
+        assert_eq!(failure(engine.wait_for_all()).name(), "unreported");
+        assert!(value.failure().is_some());
+    });
+}
+
+#[test]
 fn an_overwrite_clears_the_failure() {
     on_kinds(&KINDS, 1, |engine| {
         let (value, token) = (engine.var(0), engine.token());

@@ -189,6 +189,55 @@ fn wait_for_all_waits_for_every_earlier_operation() {
     });
 }
 
+/// Pushes an operation that pushes the next one, `left` times.
+fn push_chain(engine: &Engine, token: &Token, left: usize) {
+    let next = token.clone();
+    let go_on = move |cx: &OpContext<'_>| {
+        if left > 0 {
+            thread::sleep(Duration::from_millis(1));
+            push_chain(&cx.engine(), &next, left - 1);
+        }
+    };
+    engine.op("").writes([token]).push_sync(move |cx| go_on(&cx)).unwrap();
+}
+
+#[test]
+fn a_wait_until_idle_covers_what_is_pushed_meanwhile() {
+    on_kinds(&KINDS, 2, |engine| {
+        let token = engine.token();
+        push_chain(&engine, &token, 20);
+        engine.wait_until_idle().unwrap();
+        assert_eq!((token.version(), engine.pending()), (21, 0));
+        push_chain(&engine, &token, 20);
+        block_on(engine.wait_until_idle_async()).unwrap();
+        assert_eq!((token.version(), engine.pending()), (42, 0));
+        let inner = engine.downgrade();
+        let inside = engine.op("").submit((), move |()| {
+            let polled = poll_once(&mut Box::pin(inner.wait_until_idle_async()));
+            [
+                inner.wait_until_idle(),
+                match polled {
+                    Poll::Ready(result) => result,
+                    Poll::Pending => Ok(()),
+                },
+            ]
+        });
+        for result in inside.unwrap().wait().unwrap() {
+            assert!(matches!(result, Err(WaitError::WouldDeadlock(_))), "{result:?}");
+        }
+        push_failing(&engine, "fails", &[], &[&token]);
+        assert_eq!(failure(engine.wait_until_idle()).name(), "fails");
+        engine.wait_until_idle_timeout(PATIENCE).unwrap();
+    });
+    on_kinds(&THREADED, 1, |engine| {
+        let token = engine.token();
+        let gate = hold(&engine, &token);
+        assert!(matches!(engine.wait_until_idle_timeout(MOMENT), Err(WaitError::TimedOut)));
+        gate.open();
+        engine.wait_until_idle_timeout(PATIENCE).unwrap();
+    });
+}
+
 #[test]
 fn wait_for_all_covers_earlier_pushes_of_other_threads() {
     on_kinds(&KINDS, 2, |engine| {
