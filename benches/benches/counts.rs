@@ -42,6 +42,8 @@ const TYPED: &str = "typed: ";
 /// The names of counts with operators to which a push passes 16 bytes, and one of which it passes the variable too.
 const PASSING: [&str; 2] =
     ["prebuilt operator with 16 bytes, chain", "prebuilt operator with 16 bytes on a chosen variable, chain"];
+/// The name of the count of pushes that each replace the argument of a pending run. They have no runs of their own.
+const REPLACING: &str = "prebuilt operator with 16 bytes, replaced";
 /// The relative increase that counts as a regression, and the decrease beyond which the file should be updated.
 const TOLERANCE: f64 = 0.05;
 /// The increase of locked instructions per operation that counts as a regression: less than one in ten operations would
@@ -97,6 +99,7 @@ fn inside() {
     count_on(&engine, "", &mut Raddle::with(engine.clone()));
     count_on(&engine, TYPED, &mut RaddleTyped::with(engine.clone(), Shape::Tuple));
     count_passing(&engine);
+    count_replacing(&engine);
 }
 
 /// Runs the workloads. The names of the dumps contain `kind`, the kind of variables.
@@ -160,6 +163,28 @@ fn count_passing(engine: &Engine) {
             push();
             round.end(OPERATIONS, &format!("{TYPED}{name}"));
         }
+    }
+}
+
+/// Pushes a conflating operator whose run is pending.
+fn count_replacing(engine: &Engine) {
+    let variable = engine.var(0u64);
+    let newest = engine.op("newest").operator_newest(1, variable.write(), |value, passed: [usize; 2]| {
+        _ = black_box((value, passed));
+    });
+    let newest = newest.expect("an operator");
+    for number in 0..WARM_UP + COUNTED {
+        let go = occupy(engine);
+        newest.push([0; 2]).expect("push");
+        if number >= WARM_UP {
+            dump("before");
+        }
+        (0..OPERATIONS).for_each(|i| _ = newest.push([i; 2]).expect("push"));
+        if number >= WARM_UP {
+            dump(&format!("push {OPERATIONS} {TYPED}{REPLACING}"));
+        }
+        drop(go);
+        engine.wait_for_all().expect("wait");
     }
 }
 
@@ -288,7 +313,7 @@ fn count() -> Result<Counts, String> {
         }
     }
     _ = fs::remove_dir_all(&folder);
-    if !output.status.success() || dumps != 2 * (2 * Workload::ALL.len() + PASSING.len()) * COUNTED {
+    if !output.status.success() || dumps != (2 * (2 * Workload::ALL.len() + PASSING.len()) + 1) * COUNTED {
         let error = String::from_utf8_lossy(&output.stderr);
         return Err(format!("valgrind ended with {}, after {dumps} dumps: {}", output.status, error.trim()));
     }
