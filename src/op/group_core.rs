@@ -28,7 +28,7 @@
 
 use std::{
     collections::BTreeMap,
-    iter, ptr,
+    iter, mem, ptr,
     sync::{Arc, OnceLock},
 };
 
@@ -49,7 +49,7 @@ use crate::{
     sync::{
         Mutex,
         Ordering::Relaxed,
-        atomic::{AtomicBool, AtomicU8, AtomicU64},
+        atomic::{AtomicU8, AtomicU64},
         edge::{removed, step},
         lock,
     },
@@ -74,10 +74,8 @@ pub(crate) struct GroupCore {
     pushed: AtomicU64,
     /// Asks started members to stop.
     stop: Mutex<StopSource>,
-    /// The failures of members since the last wait, keyed by push number. Small as long as there are none.
-    failures: Mutex<Option<Box<BTreeMap<u64, Kept>>>>,
-    /// Whether the program ignores the failures, and those to come. Used under their lock.
-    ignores_failures: AtomicBool,
+    /// Small as long as there are none.
+    failures: Mutex<Option<Box<KeptFailures>>>,
     /// The bound on the members that run at a time, if there is one.
     bound: OnceLock<Arc<ResourceCore>>,
     /// The resources that members need. Of those that one member needs together, one is listed.
@@ -113,7 +111,6 @@ impl GroupCore {
             pushed: AtomicU64::new(0),
             stop: Mutex::default(),
             failures: Mutex::default(),
-            ignores_failures: AtomicBool::new(false),
             bound: OnceLock::new(),
             resources: Resources::default(),
         })
@@ -203,24 +200,22 @@ impl GroupCore {
     /// up to the first group whose failures are ignored.
     pub(crate) fn keep(&self, number: u64, failure: &Kept) {
         let mut dropped = Vec::new();
-        let mut path = self.path();
-        let (mut group, mut failures) = (self, lock(&self.failures));
-        let _ = path.next();
+        let mut around = self.path().skip(1);
+        let mut failures = lock(&self.failures);
         let is_ignored = loop {
-            let kept = failures.get_or_insert_default();
+            let KeptFailures { kept, are_ignored } = &mut **failures.get_or_insert_default();
             dropped.extend(kept.insert(number, failure.clone()));
             if kept.len() > MAX_KEPT {
                 dropped.extend(kept.pop_last().map(|(_, last)| last));
             }
-            // Relaxed: read and changed under the lock.
-            if group.ignores_failures.load(Relaxed) {
+            if *are_ignored {
                 break true;
             }
-            let Some(next) = path.next() else { break false };
+            let Some(next) = around.next() else { break false };
             if removed(step::FAILURES_STAY_IN_TURN) {
                 drop(failures);
             }
-            (group, failures) = (next, lock(&next.failures));
+            failures = lock(&next.failures);
         };
         drop(failures);
         if is_ignored {
@@ -231,14 +226,14 @@ impl GroupCore {
     /// Ignores the failures of members: those since the last wait, and all later ones.
     pub(crate) fn ignore_failures(&self) {
         let mut failures = lock(&self.failures);
-        // Relaxed: read and changed under the lock.
-        self.ignores_failures.store(true, Relaxed);
-        let ignored = failures.clone().unwrap_or_default();
+        let KeptFailures { kept, are_ignored } = &mut **failures.get_or_insert_default();
+        *are_ignored = true;
+        let ignored = kept.clone();
         let mut dropped = Vec::new();
         for next in self.path().skip(1) {
             failures = lock(&next.failures);
-            if let Some(kept) = &mut *failures {
-                dropped.extend(ignored.keys().filter_map(|number| kept.remove(number)));
+            if let Some(failures) = &mut *failures {
+                dropped.extend(ignored.keys().filter_map(|number| failures.kept.remove(number)));
             }
         }
         drop(failures);
@@ -250,14 +245,15 @@ impl GroupCore {
     pub(crate) fn first_failure(&self, is_left: impl Fn(&OpError) -> bool) -> Option<OpError> {
         let failures = lock(&self.failures);
         let is_first = |kept: &&Kept| !kept.failure.is_cleared() && (!kept.mutates || is_left(&kept.failure));
-        let mut kept = failures.iter().flat_map(|failures| failures.values());
+        let mut kept = failures.iter().flat_map(|failures| failures.kept.values());
         kept.find(is_first).map(|kept| kept.failure.clone())
     }
 
     /// Returns the failure of the first member, in push order, that has failed since the last call. That failure and
     /// those that originated in the group count as reported.
     pub(crate) fn take_failure(&self) -> Result<(), WaitError> {
-        let Some(failures) = lock(&self.failures).take() else { return Ok(()) };
+        let take = |failures: &mut Box<KeptFailures>| mem::take(&mut failures.kept);
+        let failures = lock(&self.failures).as_mut().map(take).unwrap_or_default();
         failures.values().for_each(Kept::mark_reported);
         failures.into_values().next().map_or(Ok(()), |first| Err(first.failure.into()))
     }
@@ -271,6 +267,15 @@ impl Drop for GroupCore {
             parent = last.parent.take();
         }
     }
+}
+
+/// The failures of members.
+#[derive(Default)]
+struct KeptFailures {
+    /// Those since the last wait, keyed by push number.
+    kept: BTreeMap<u64, Kept>,
+    /// Whether the program ignores them, and those to come.
+    are_ignored: bool,
 }
 
 /// The failure of a member.

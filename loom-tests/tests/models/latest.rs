@@ -13,6 +13,11 @@ use raddle_loom_tests::{COMPLETE, kills, model};
 /// A value whose contents loom watches.
 struct Value(UnsafeCell<u8>, Arc<AtomicUsize>);
 
+// SAFETY: loom would report a race.
+unsafe impl Send for Value {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Value {}
+
 impl Value {
     fn new(number: u8, dropped: &Arc<AtomicUsize>) -> Self {
         let value = Self(UnsafeCell::new(0), Arc::clone(dropped));

@@ -198,7 +198,7 @@ fn push_chain(engine: &Engine, token: &Token, left: usize) {
             push_chain(&cx.engine(), &next, left - 1);
         }
     };
-    engine.op("").writes([token]).push_sync(move |cx| go_on(&cx)).unwrap();
+    engine.op("").writes([token]).push_sync(move |cx| go_on(cx)).unwrap();
 }
 
 #[test]
