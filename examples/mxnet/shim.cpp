@@ -1,7 +1,8 @@
 // MXNet 1.9.1 on raddle: an `mxnet::Engine` made of raddle.h, which takes the place of MXNet's own if it is preloaded.
 //
 // MXNet asks for its engine by `Engine::Get` and `Engine::_GetSharedRef`, through its table of procedures, so functions
-// of these names in a library that was loaded before take precedence. All else here is local to this library.
+// of these names in a library that was loaded before take precedence. So do two of its profiler's, which this library
+// hands on. All else here is local.
 //
 // A variable is a token, and an operation is pushed as it comes. raddle gives the order, the threads and the waits. This
 // file has what MXNet wants otherwise:
@@ -35,6 +36,7 @@
 #include <utility>
 #include <vector>
 
+#include <mxnet/c_api.h>
 #include <mxnet/engine.h>
 #include <mxnet/storage.h>
 #include <raddle.h>
@@ -104,10 +106,75 @@ private:
     void (*invoker)() = nullptr;
 };
 
+} // namespace
+
+// What the headers lack, declared for the names of its functions.
+namespace mxnet {
+namespace profiler {
+struct Profiler {
+    enum ProfilerState {};
+    void SetState(ProfilerState state);
+    void SetConfig(int mode, std::string file, bool continuous, float period, bool aggregate);
+};
+} // namespace profiler
+} // namespace mxnet
+
+namespace {
+
 int setting(const char *name, int otherwise) {
     const char *text = std::getenv(name);
     return text && *text ? std::atoi(text) : otherwise;
 }
+
+// ---------------------------------------------------------------------------------------------------------- profiles ----
+
+// What the profiler records, as its functions have been told. All relaxed: an operation may be missed.
+namespace profile {
+
+constexpr int symbolic = 1, imperative = 2;
+std::atomic<int> mode{setting("MXNET_PROFILER_MODE", symbolic)};
+std::atomic<bool> is_running{setting("MXNET_PROFILER_AUTOSTART", 0) != 0};
+std::atomic<bool> is_aggregate{false};
+
+bool records(int kind) {
+    return is_running.load(std::memory_order_relaxed) && mode.load(std::memory_order_relaxed) & kind;
+}
+
+// Returns the name of an operation in the profile, or null: operators of Python have their parts there instead.
+const char *name_of(const char *name) {
+    for (auto whole : {"Custom", "_backward_Custom", "CustomOperatorWait"}) {
+        if (std::strcmp(name, whole) == 0) return nullptr;
+    }
+    auto get = mxnet_function<void *()>("_ZN5mxnet8profiler16CustomOpProfiler3GetEv");
+    auto display = mxnet_function<const char *(void *, const char *)>(
+        "_ZN5mxnet8profiler16CustomOpProfiler19GenerateDisplayNameEPKc");
+    return display(get(), name);
+}
+
+// The time that an operation takes, from its start on.
+class Span {
+public:
+    explicit Span(const char *name) {
+        const auto domain = [](const char *name) {
+            ProfileHandle made = nullptr;
+            mxnet_function<decltype(MXProfileCreateDomain)>("MXProfileCreateDomain")(name, &made);
+            return made;
+        };
+        static const ProfileHandle operators = domain("operator"), parts = domain("Custom Operator");
+        auto of = std::strstr(name, "::") ? parts : operators;
+        mxnet_function<decltype(MXProfileCreateTask)>("MXProfileCreateTask")(of, name, &task);
+        mxnet_function<decltype(MXProfileDurationStart)>("MXProfileDurationStart")(task);
+    }
+    ~Span() {
+        mxnet_function<decltype(MXProfileDurationStop)>("MXProfileDurationStop")(task);
+        mxnet_function<decltype(MXProfileDestroyHandle)>("MXProfileDestroyHandle")(task);
+    }
+
+private:
+    ProfileHandle task = nullptr;
+};
+
+} // namespace profile
 
 // --------------------------------------------------------------------------------------------------------- variables ----
 
@@ -192,6 +259,9 @@ struct Operation : Counted<Operation> {
     bool is_wait = false;
     raddle_completion completion{};
     Failure failure;
+    // If a profile has it.
+    raddle_name profiled{};
+    std::unique_ptr<profile::Span> span;
 
     // Makes one with room for `count` variables.
     static Operation *make(std::size_t count) {
@@ -295,7 +365,7 @@ public:
     // Pushed runs hold it.
     void DeleteOperator(Opr *opr) override { opr->release(); }
 
-    void Push(Opr *opr, Context context, int priority, bool) override {
+    void Push(Opr *opr, Context context, int priority, bool is_profiled) override {
         flush();
         auto operation = Operation::make(0);
         opr->retain();
@@ -304,7 +374,8 @@ public:
         operation->reads = static_cast<std::uint32_t>(opr->reads);
         operation->writes = static_cast<std::uint32_t>(opr->variables.size() - opr->reads);
         operation->is_wait = opr->is_wait;
-        push(operation, context, opr->property, priority, opr->name.c_str(), run_async);
+        is_profiled &= kind != Kind::naive || profile::records(profile::symbolic);
+        push(operation, context, opr->property, priority, opr->name.c_str(), run_async, is_profiled);
     }
 
     void PushAsync(AsyncFn function, Context context, const Handles &reads, const Handles &writes, FnProperty property,
@@ -369,7 +440,11 @@ public:
         if (thrown) std::rethrow_exception(thrown);
     }
 
-    int bulk_size() const override { return own && kind != Kind::naive ? own->size : 0; }
+    int bulk_size() const override {
+        if (!own || kind == Kind::naive) return 0;
+        // Tables list operations one by one.
+        return profile::is_running.load(std::memory_order_relaxed) && profile::is_aggregate ? 0 : own->size;
+    }
 
     int set_bulk_size(int size) override {
         if (kind == Kind::naive) return 0;
@@ -455,9 +530,15 @@ private:
 
     void push(Operation *operation, Context context, FnProperty property, int priority, const char *name,
               raddle_function run) {
+        push(operation, context, property, priority, name, run, profile::records(profile::imperative));
+    }
+
+    void push(Operation *operation, Context context, FnProperty property, int priority, const char *name,
+              raddle_function run, bool is_profiled) {
         operation->engine = this;
         operation->context = context;
         operation->property = property;
+        if (is_profiled && name && *name) operation->profiled = name_of(profile::name_of(name));
         std::size_t count = operation->reads + operation->writes;
         std::array<raddle_token, 32> few;
         std::vector<raddle_token> many(count > few.size() ? count : 0);
@@ -509,8 +590,9 @@ private:
 
     // ------------------------------------------------------------------------------------------------------- runs ----
 
-    // Returns whether the operation's function is to be called, and inherits a variable's exception.
+    // Begins a run. Returns whether the operation's function is to be called, and inherits a variable's exception.
     bool begins(Operation *operation) {
+        if (operation->profiled.text) operation->span = std::make_unique<profile::Span>(operation->profiled.text);
         if (operation->property == FnProperty::kDeleteVar) return true;
         if (is_shut_down.load(std::memory_order_relaxed)) return false;
         std::size_t count = operation->reads + operation->writes;
@@ -525,8 +607,9 @@ private:
 
     static Failure current() { return std::make_shared<std::exception_ptr>(std::current_exception()); }
 
-    // Stores the operation's exception, if any, in the variables that it mutates.
+    // Ends a run: stores the operation's exception, if any, in the variables that it mutates.
     void ends(Operation *operation) {
+        operation->span.reset();
         if (!operation->failure || kind == Kind::naive) return;
         std::lock_guard<std::mutex> lock(failures);
         if (!is_present(operation->failure)) return;
@@ -642,6 +725,19 @@ std::shared_ptr<Engine> Engine::_GetSharedRef() {
 Engine *Engine::Get() {
     static Engine *engine = _GetSharedRef().get();
     return engine;
+}
+
+void profiler::Profiler::SetState(ProfilerState state) {
+    profile::is_running = state != ProfilerState{};
+    mxnet_function<void(void *, ProfilerState)>("_ZN5mxnet8profiler8Profiler8SetStateENS1_13ProfilerStateE")(this, state);
+}
+
+void profiler::Profiler::SetConfig(int mode, std::string file, bool continuous, float period, bool aggregate) {
+    profile::mode = mode;
+    profile::is_aggregate = aggregate;
+    using F = void(void *, int, std::string, bool, float, bool);
+    auto of_mxnet = mxnet_function<F>("_ZN5mxnet8profiler8Profiler9SetConfigEiSsbfb");
+    of_mxnet(this, mode, std::move(file), continuous, period, aggregate);
 }
 
 } // namespace mxnet
