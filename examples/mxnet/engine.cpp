@@ -1,5 +1,6 @@
-// MXNet's engine through its C++ interface: what MXNet's own tests of the engine check, and, with `--time`, what each of
-// some common uses takes at best. Linked with libmxnet.so; runs on raddle if the library of shim.cpp is preloaded.
+// MXNet's engine through its C++ interface: what MXNet's own tests of the engine check, and, with `--time`, what some
+// common uses take at best. Linked with libmxnet.so; runs on raddle if the library of shim.cpp is preloaded. Like that
+// library, it must export nothing: its inline functions would replace MXNet's.
 
 #include <algorithm>
 #include <atomic>
@@ -24,7 +25,8 @@ using Var = mxnet::Engine::VarHandle;
 using Vars = std::vector<Var>;
 
 mxnet::Engine *const engine = mxnet::Engine::Get();
-const bool is_naive = std::getenv("MXNET_ENGINE_TYPE") && std::strcmp(std::getenv("MXNET_ENGINE_TYPE"), "NaiveEngine") == 0;
+const char *const kind = std::getenv("MXNET_ENGINE_TYPE");
+const bool is_naive = kind && std::strcmp(kind, "NaiveEngine") == 0;
 
 void require(bool condition, const char *what) {
     if (condition) return;
@@ -72,7 +74,7 @@ void free_all(const Vars &variables) {
     engine->WaitForAll();
 }
 
-// ------------------------------------------------------------------------------------------------------------ tests ----
+// ---------------------------------------------------------------------------------------------------------- tests ----
 
 // Each operation replaces a number by the mean of others. The result must be that of a plain loop, bit by bit.
 void random_sums() {
@@ -199,9 +201,11 @@ void stops() {
     free_all(vars);
 }
 
-// ------------------------------------------------------------------------------------------------------------ times ----
+// ---------------------------------------------------------------------------------------------------------- times ----
 
-double now() { return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+    return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // Prints the nanoseconds that one of `count` takes, in the best of several rounds.
 template <class F> void time(const char *name, int count, F f) {
@@ -231,7 +235,9 @@ void times() {
     time("chain", count, [&](int i) { pushed(i, {}, {vars[0]}); });
     time("chain, PushSync", count, [&](int) { push(nothing, {}, {vars[0]}); });
     time("one of 64 variables", count, [&](int i) { pushed(i, {}, {vars[static_cast<std::size_t>(i) % 64]}); });
-    time("two read, one written, random", count, [&](int i) { pushed(i, some(i * 7, 2), {vars[static_cast<std::size_t>(i * 7 + 6 + i % 50) % 64]}); });
+    time("two read, one written, random", count, [&](int i) {
+        pushed(i, some(i * 7, 2), {vars[static_cast<std::size_t>(i * 7 + 6 + i % 50) % 64]});
+    });
     time("four variables", count, [&](int i) { pushed(i, some(i, 3), some(i + 9, 1)); });
     time("five variables", count, [&](int i) { pushed(i, some(i, 4), some(i + 12, 1)); });
     time("sixteen variables", count, [&](int i) { pushed(i, some(i, 15), some(i + 45, 1)); });

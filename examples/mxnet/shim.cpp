@@ -4,14 +4,14 @@
 // of these names in a library that was loaded before take precedence. So do two of its profiler's, which this library
 // hands on. All else here is local.
 //
-// A variable is a token, and an operation is pushed as it comes. raddle gives the order, the threads and the waits. This
-// file has what MXNet wants otherwise:
+// A variable is a token, and an operation is pushed as it comes. raddle gives the order, the threads and the waits.
+// This file has what MXNet wants otherwise:
 //
 // - Failures. MXNet throws an exception once, for all variables that it has reached, whereas a failure of raddle stays
 //   until it is cleared. So no operation fails for raddle. Variables hold exceptions here, under one lock that is taken
 //   only if there is one: an operation stores its exception before it completes, and thus before its successors look.
-// - Forks. MXNet stops its engine before a fork, and starts it again in both processes. In the child, raddle's engine and
-//   tokens are of no use, so a new engine is built, and each variable gets a new token when it is next used.
+// - Forks. MXNet stops its engine before a fork, and starts it again in both processes. In the child, raddle's engine
+//   and tokens are of no use, so a new engine is built, and each variable gets a new token when it is next used.
 // - Bulks: short functions that a thread pushes in a row are one operation.
 // - Deletions run although an exception has reached the variable, where MXNet leaks it.
 //
@@ -58,7 +58,7 @@ void check(raddle_status status, const char *what) {
     if (status != RADDLE_STATUS_OK) fail(what);
 }
 
-// ------------------------------------------------------------------------------------------------------ MXNet's own ----
+// ---------------------------------------------------------------------------------------------------- MXNet's own ----
 
 // Returns MXNet's function of a mangled name. Python loads MXNet for itself only, so that the linker would not find it.
 template <class F> F *mxnet_function(const char *mangled) {
@@ -126,7 +126,7 @@ int setting(const char *name, int otherwise) {
     return text && *text ? std::atoi(text) : otherwise;
 }
 
-// ---------------------------------------------------------------------------------------------------------- profiles ----
+// ------------------------------------------------------------------------------------------------------- profiles ----
 
 // What the profiler records, as its functions have been told. All relaxed: an operation may be missed.
 namespace profile {
@@ -176,7 +176,7 @@ private:
 
 } // namespace profile
 
-// --------------------------------------------------------------------------------------------------------- variables ----
+// ------------------------------------------------------------------------------------------------------ variables ----
 
 // An exception, shared by all variables that it has reached. A wait takes it out for all of them.
 using Failure = std::shared_ptr<std::exception_ptr>;
@@ -213,7 +213,7 @@ void report_later(const Failure &failure) {
     if (std::find(unreported.begin(), unreported.end(), failure) == unreported.end()) unreported.push_back(failure);
 }
 
-// -------------------------------------------------------------------------------------------------------- operations ----
+// ----------------------------------------------------------------------------------------------------- operations ----
 
 // A counted pointer in one word.
 template <class T> struct Counted {
@@ -312,7 +312,8 @@ thread_local bool is_worker = false;
 class RaddleEngine final : public mxnet::Engine {
 public:
     explicit RaddleEngine(Kind kind)
-        : kind(kind), storage(mxnet_function<std::shared_ptr<mxnet::Storage>()>("_ZN5mxnet7Storage13_GetSharedRefEv")()) {
+        : kind(kind),
+          storage(mxnet_function<std::shared_ptr<mxnet::Storage>()>("_ZN5mxnet7Storage13_GetSharedRefEv")()) {
         build(setting("MXNET_CPU_WORKER_NTHREADS", 1));
     }
 
@@ -328,7 +329,8 @@ public:
     void Stop() override {
         if (kind == Kind::naive || is_worker) return;
         flush();
-        drain();
+        // What other threads push meanwhile stays pending.
+        check(raddle_wait_all(engine, -1, nullptr), "stop");
         check(raddle_engine_stop(engine, -1), "stop");
     }
 
@@ -337,6 +339,7 @@ public:
             // Another thread of the parent may have held these.
             new (&failures) std::mutex();
             new (&renewals) std::mutex();
+            is_worker = false;
             // MXNet's setting for forked workers. The parent's handle is left alone.
             build(setting("MXNET_MP_WORKER_NTHREADS", 1));
         } else if (kind != Kind::naive && !is_worker) {
@@ -350,8 +353,8 @@ public:
         return variable;
     }
 
-    Opr *NewOperator(AsyncFn function, const Handles &reads, const Handles &writes, FnProperty property, const char *name,
-                     bool is_wait) override {
+    Opr *NewOperator(AsyncFn function, const Handles &reads, const Handles &writes, FnProperty property,
+                     const char *name, bool is_wait) override {
         auto opr = new Opr(Function(std::move(function)));
         for (auto handles : {&reads, &writes})
             for (VarHandle variable : *handles) opr->variables.push_back(static_cast<Variable *>(variable));
@@ -416,7 +419,9 @@ public:
     void WaitForAll() override {
         if (kind == Kind::naive) return;
         flush();
-        drain();
+        // Operations may push more.
+        do check(raddle_wait_all(engine, -1, nullptr), "WaitForAll");
+        while (raddle_engine_pending(engine) != 0);
         std::exception_ptr first;
         {
             std::lock_guard<std::mutex> lock(failures);
@@ -496,7 +501,8 @@ private:
 
     void make_token(Variable *variable) {
         check(raddle_token_new(engine, {}, &variable->token), "NewVariable");
-        variable->generation.store(generation.load(std::memory_order_relaxed), std::memory_order_release); // with the token
+        // Release: the token.
+        variable->generation.store(generation.load(std::memory_order_relaxed), std::memory_order_release);
     }
 
     raddle_token token_of(Variable *variable) {
@@ -513,12 +519,6 @@ private:
         variable->version_ = variable->version();
         raddle_token_free(&variable->token);
         make_token(variable);
-    }
-
-    // Waits until nothing is pending, what operations push included.
-    void drain() {
-        do check(raddle_wait_all(engine, -1, nullptr), "WaitForAll");
-        while (raddle_engine_pending(engine) != 0);
     }
 
     Operation *made(const Handles &reads, const Handles &writes) {
@@ -729,7 +729,9 @@ Engine *Engine::Get() {
 
 void profiler::Profiler::SetState(ProfilerState state) {
     profile::is_running = state != ProfilerState{};
-    mxnet_function<void(void *, ProfilerState)>("_ZN5mxnet8profiler8Profiler8SetStateENS1_13ProfilerStateE")(this, state);
+    using F = void(void *, ProfilerState);
+    auto of_mxnet = mxnet_function<F>("_ZN5mxnet8profiler8Profiler8SetStateENS1_13ProfilerStateE");
+    of_mxnet(this, state);
 }
 
 void profiler::Profiler::SetConfig(int mode, std::string file, bool continuous, float period, bool aggregate) {

@@ -69,8 +69,9 @@ def train(name, net, epochs, hybrid, workers):
 def main():
     nd.ones((1,)).wait_to_read()
     threads = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
-    on = "raddle" if any(thread.startswith("raddle") for thread in threads) else "MXNet's own engine"
-    print(f"on {on}", file=sys.stderr)
+    on_raddle = any(thread.startswith("raddle") for thread in threads)
+    print("on raddle" if on_raddle else "on MXNet's own engine", file=sys.stderr)
+    assert on_raddle == ("raddle" in os.environ.get("LD_PRELOAD", "")), "the preloaded engine is not in use"
     last = train("perceptron", perceptron(), 6, True, 0)
     train("perceptron, operation by operation", perceptron(), 3, False, 0)
     train("convolutions", convolutions(), 4, True, 0)
