@@ -5,7 +5,7 @@ use std::{
     ffi::OsStr,
     fs, iter,
     path::{Path, PathBuf},
-    process::{Child, Command},
+    process::{Child, Command, Stdio},
 };
 
 /// A failure is a message for the person who runs the checks.
@@ -85,6 +85,15 @@ impl Cmd {
             (true, text) => Ok(text),
             (false, text) => Err(format!("{text}\nfailed: {line}")),
         }
+    }
+
+    /// As [`output`](Self::output), but returns only what it prints to the standard output.
+    pub fn stdout(mut self) -> Result<String> {
+        let line = self.line();
+        println!("$ {line}");
+        let output = self.0.stderr(Stdio::inherit()).output().map_err(|error| format!("{error}: {line}"))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() { Ok(text) } else { Err(format!("{text}\n{}: {line}", output.status)) }
     }
 
     /// Runs the command; returns whether it succeeds, and what it prints, errors last.

@@ -12,6 +12,7 @@ mod fuzz;
 mod models;
 mod mpi;
 mod msrv;
+mod mxnet;
 mod package;
 mod quick;
 mod sanitizers;
@@ -47,6 +48,7 @@ pub const STAGES: &[Stage] = &[
     stage("examples", "the examples, briefly; the training of `examples/train`", examples::run),
     stage("files", "traces, dumps and pages, read by Perfetto's schema, Graphviz and a browser", files::run),
     stage("mpi", "the training of `examples/train` by four processes", mpi::run),
+    stage("mxnet", "MXNet 1.9.1 on raddle: trainings and tests with the results of its own engine", mxnet::run),
     stage("algorithm", "every execution of a model of the tracker's algorithm", models::algorithm),
     stage(
         "shuttle",

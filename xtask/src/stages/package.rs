@@ -17,7 +17,7 @@ const WANTED: [&str; 8] = [
 ];
 
 /// The folders that belong only in the checkout.
-const UNWANTED: [&str; 16] = [
+const UNWANTED: [&str; 17] = [
     ".cargo/",
     ".ci/",
     ".config/",
@@ -28,6 +28,7 @@ const UNWANTED: [&str; 16] = [
     "examples/c/",
     "examples/frames/",
     "examples/gpu_pipeline/",
+    "examples/mxnet/",
     "examples/train/",
     "fuzz/",
     "loom-tests/",
