@@ -10,8 +10,8 @@
 //! So a wait for the token of the module `main` also covers operations that are pushed after the wait has begun, and no
 //! operation blocks a worker to wait for another.
 //!
-//! The group of `compile` has a bound, like `make -j 2`: at most two modules are compiled at a time. The operations that
-//! only wait for others are not in this group, so they take no place in it.
+//! The group of `compile` has a bound, like `make -j 2`: at most two modules are compiled at a time. The operations
+//! that only wait for others are not in this group, so they take no place in it.
 
 use std::error::Error;
 use std::sync::OnceLock;

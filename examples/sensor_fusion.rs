@@ -1,5 +1,5 @@
-//! Sensor fusion that can be replayed: three sensors push measurements, in whatever order their threads run, and the log
-//! of the flight gives the same estimates again, bit by bit.
+//! Sensor fusion that can be replayed: three sensors push measurements, in whatever order their threads run, and the
+//! log of the flight gives the same estimates again, bit by bit.
 //!
 //! ```text
 //! cargo run --release --example sensor_fusion

@@ -7,8 +7,8 @@
 //! Look at `count_primes`: a push does not block, and the handle to an operation is a future, so tokio's only thread
 //! serves all requests while the workers compute. Each request overwrites its buffer, so a buffer has one user at a
 //! time, without a lock or a list of free buffers. A failed request does not spoil its buffer, because the next request
-//! that uses the buffer overwrites it. Some clients leave before they have an answer. What their requests have pushed is
-//! cancelled as their futures are dropped, and leaves no failure behind.
+//! that uses the buffer overwrites it. Some clients leave before they have an answer. What their requests have pushed
+//! is cancelled as their futures are dropped, and leaves no failure behind.
 
 use std::error::Error;
 use std::sync::Arc;

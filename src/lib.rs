@@ -50,8 +50,8 @@
 //! [values in device memory](gpu::DeviceVec). The guide has a [chapter](guide::gpus) on GPUs.
 //!
 //! The names that most programs use are at the root. The others are in modules: [`trace`] for seeing what an engine
-//! does, [`replay`] for doing it again, [`gpu`] for devices, [`error`] for the parts of errors, [`access`] for the types of declarations, and
-//! [`system`] for the machine.
+//! does, [`replay`] for doing it again, [`gpu`] for devices, [`error`] for the parts of errors, [`access`] for the
+//! types of declarations, and [`system`] for the machine.
 
 #[cfg(not(target_has_atomic = "64"))]
 compile_error!("raddle needs atomic operations on 64 bits, which this target does not have");
@@ -150,9 +150,9 @@ pub mod chosen {
 
 /// The order of pushes as data: logs of what an engine runs, and replays of them.
 ///
-/// A [`Log`](replay::Log) records the runs of operators with their arguments and their places in the one order of pushes,
-/// in memory or in a file. A [`Replay`](replay::Replay) pushes them again, in the same order, on an engine of any kind.
-/// The [guide](crate::guide::replay) has a chapter on replays.
+/// A [`Log`](replay::Log) records the runs of operators with their arguments and their places in the one order of
+/// pushes, in memory or in a file. A [`Replay`](replay::Replay) pushes them again, in the same order, on an engine of
+/// any kind. The [guide](crate::guide::replay) has a chapter on replays.
 pub mod replay {
     pub use crate::{
         api::replay::{Replay, ReplayError},

@@ -599,8 +599,8 @@ tests! {
         }
     }
 
-    /// A library that stops its engine before forks and starts it afterwards has registered its handlers before it built
-    /// the first engine, so they run before raddle's in a child.
+    /// A library that stops its engine before forks and starts it afterwards has registered its handlers before it
+    /// built the first engine, so they run before raddle's in a child.
     an_engine_built_by_an_earlier_fork_handler_works in in_a_child_an_earlier_handler_builds_an_engine {
         static BUILT: Mutex<Option<(Engine, Var<u64>)>> = Mutex::new(None);
         static KIND: Mutex<EngineKind> = Mutex::new(EngineKind::PerDevice);

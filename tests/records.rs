@@ -471,8 +471,8 @@ fn records_are_reused_and_freed() {
     assert_comes_down_to(before + 500, || HANDLES.alive(), &engine, "handles to the threads that a worker has left");
     drop(threaded);
 
-    // The number of records kept for reuse is bounded, and all others are freed. One record left of each batch would show
-    // after a few rounds.
+    // The number of records kept for reuse is bounded, and all others are freed. One record left of each batch would
+    // show after a few rounds.
     const KEPT: usize = (1 << 15) / BATCH * BATCH;
     // A slab is not freed while one of its records is kept.
     const LEFT: usize = (KEPT + IN_TRANSIT) * 11 / 8;

@@ -114,8 +114,8 @@ fn count_on(engine: &Engine, kind: &str, raddle: &mut impl Runtime) {
     }
 }
 
-/// A round, from before its pushes until its operations have run. Pushes are counted, and then runs, except in the first
-/// rounds.
+/// A round, from before its pushes until its operations have run. Pushes are counted, and then runs, except in the
+/// first rounds.
 struct Round<'e> {
     engine: &'e Engine,
     counted: bool,

@@ -2,9 +2,9 @@
 //!
 //! One thread pushes. Each figure is ns per operation: the time from the first push until all operations are complete,
 //! divided by their number. The engines take turns, round by round, and the median over the rounds is reported
-//! separately for each state of the machine. Further tables are for operations with many accesses, for a new engine, for
-//! eight pushing threads, and for backlogs, whose pushes and runs are timed separately. The benchmark guards against
-//! growth of the engine's overhead; it does not measure latency.
+//! separately for each state of the machine. Further tables are for operations with many accesses, for a new engine,
+//! for eight pushing threads, and for backlogs, whose pushes and runs are timed separately. The benchmark guards
+//! against growth of the engine's overhead; it does not measure latency.
 
 use std::cell::RefCell;
 
@@ -59,8 +59,8 @@ fn special(suites: &Suites, operations: usize) -> impl Iterator<Item = Row<'_>> 
     })
 }
 
-/// A row for each engine, workload and size of a backlog. Each figure comes from a process of its own, since the engines
-/// of a process share memory.
+/// A row for each engine, workload and size of a backlog. Each figure comes from a process of its own, since the
+/// engines of a process share memory.
 fn backlogs<'a>(suites: &'a Suites, sizes: &'a [usize]) -> impl Iterator<Item = Row<'a>> {
     let held = HELD.iter().flat_map(|&workload| sizes.iter().map(move |&pending| (workload, pending)));
     suites.iter().flat_map(move |suite| {

@@ -94,9 +94,9 @@ pub fn run() -> Option<External> {
 /// Builds and starts Taskflow's program, but only starts it if its first argument is [`BACKLOG`].
 const TASKFLOW: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/taskflow");
 
-/// Taskflow, in a process that measures one thing after the other on request, so that it takes turns with the engines in
-/// this process. A request is a line with a count, a number of iterations and a name. The answer is a line with figures,
-/// or an empty one if there are none.
+/// Taskflow, in a process that measures one thing after the other on request, so that it takes turns with the engines
+/// in this process. A request is a line with a count, a number of iterations and a name. The answer is a line with
+/// figures, or an empty one if there are none.
 #[derive(Debug)]
 pub struct Taskflow {
     requests: ChildStdin,

@@ -190,8 +190,8 @@ impl Runtime for RaddleTyped {
         self.variables = (0..count).map(|_| self.engine.var(0)).collect();
     }
 
-    // Inlined like that of `Raddle`, so that only the arm for the workload's accesses is left, as at a place in a program
-    // that pushes.
+    // Inlined like that of `Raddle`, so that only the arm for the workload's accesses is left, as at a place in a
+    // program that pushes.
     #[inline(always)]
     fn submit(&mut self, work: Work, reads: &[u32], write: Option<u32>) {
         let (engine, variables) = (&self.engine, &self.variables);

@@ -80,8 +80,8 @@ impl Workload {
 pub struct Prepared {
     workload: Workload,
     operations: usize,
-    /// The variables used by each operation, if they are chosen at random: those that it reads, and then the one that it
-    /// mutates.
+    /// The variables used by each operation, if they are chosen at random: those that it reads, and then the one that
+    /// it mutates.
     picks: Vec<u32>,
 }
 
@@ -273,8 +273,8 @@ pub trait Suite {
     /// Measures ns per operation, including push and run. Returns `None` if the runtime does not support the workload.
     fn time(&mut self, workload: Workload, operations: usize) -> Option<f64>;
 
-    /// Measures ns per operation for the first `operations` independent operations of a new engine. Returns `None` if the
-    /// runtime has no engines.
+    /// Measures ns per operation for the first `operations` independent operations of a new engine. Returns `None` if
+    /// the runtime has no engines.
     fn first_use(&mut self, operations: usize) -> Option<f64>;
 
     /// Measures ns per operation when eight threads push to 512 variables each. The threads' start is included. Returns

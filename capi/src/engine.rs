@@ -270,8 +270,9 @@ pub unsafe extern "C" fn raddle_engine_free(engine: *mut raddle_engine) -> raddl
     })
 }
 
-/// Refuses pushes, waits until nothing is pending, and ends the threads. With `cancel`, operations that have not started
-/// fail; otherwise, they run. `timeout_ns` limits the call in nanoseconds; negative: no limit. The handle stays valid.
+/// Refuses pushes, waits until nothing is pending, and ends the threads. With `cancel`, operations that have not
+/// started fail; otherwise, they run. `timeout_ns` limits the call in nanoseconds; negative: no limit. The handle stays
+/// valid.
 ///
 /// Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_TIMED_OUT` or `RADDLE_STATUS_THREADS` if operations or threads had not
 /// ended by then, so that another call may wait again; `RADDLE_STATUS_FILE` if the engine has ended, but not its

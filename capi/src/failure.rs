@@ -14,8 +14,8 @@ use crate::{
     status::{Refusal, c_string, guarded, guarded_or, raddle_status},
 };
 
-/// An operation's failure, as a call has reported it. To be freed with `raddle_failure_free`, unless a callback received
-/// it.
+/// An operation's failure, as a call has reported it. To be freed with `raddle_failure_free`, unless a callback
+/// received it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct raddle_failure {
@@ -219,8 +219,8 @@ pub unsafe extern "C" fn raddle_failure_payload(failure: raddle_failure) -> *mut
 }
 
 /// Clears the failure on all tokens that it has reached or is yet to reach, and counts it as reported. Not ordered with
-/// pushes: an operation pushed later is not skipped because of it, and one pushed earlier may be. To clear one token in push
-/// order, use `raddle_token_clear_failure`. The handle stays valid.
+/// pushes: an operation pushed later is not skipped because of it, and one pushed earlier may be. To clear one token in
+/// push order, use `raddle_token_clear_failure`. The handle stays valid.
 ///
 /// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the handle is null.
 ///

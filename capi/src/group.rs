@@ -54,8 +54,8 @@ pub unsafe extern "C" fn raddle_group_new(
     })
 }
 
-/// Waits until the group's operations that were pushed before have ended, for at most `timeout_ns` nanoseconds; negative:
-/// no limit.
+/// Waits until the group's operations that were pushed before have ended, for at most `timeout_ns` nanoseconds;
+/// negative: no limit.
 ///
 /// Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED` if one of them failed, with the failure of the earliest stored at
 /// `failure` unless that is null; `RADDLE_STATUS_TIMED_OUT`.
@@ -79,8 +79,8 @@ pub unsafe extern "C" fn raddle_group_wait(
     })
 }
 
-/// Calls `function` with `data` once what `raddle_group_wait` would wait for has ended: before this returns, or on a thread
-/// that ends it.
+/// Calls `function` with `data` once what `raddle_group_wait` would wait for has ended: before this returns, or on a
+/// thread that ends it.
 ///
 /// Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
 ///
@@ -105,8 +105,8 @@ pub unsafe extern "C" fn raddle_group_then(
     })
 }
 
-/// Cancels what the group's operations have not started, also in groups inside it, and refuses to start others. In those
-/// that run, `raddle_context_is_cancelled` returns true. With `quietly`, tokens do not fail.
+/// Cancels what the group's operations have not started, also in groups inside it, and refuses to start others. In
+/// those that run, `raddle_context_is_cancelled` returns true. With `quietly`, tokens do not fail.
 ///
 /// Returns `RADDLE_STATUS_OK`.
 ///

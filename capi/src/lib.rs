@@ -1,7 +1,7 @@
 //! raddle for C and C++: the functions of `raddle.h`, which is made from this crate. See its README for the design.
 //!
-//! Each module has the functions for one kind of thing. Each function catches panics, and its `# Safety` section numbers
-//! what C must promise; a `SAFETY` comment with a number refers to it.
+//! Each module has the functions for one kind of thing. Each function catches panics, and its `# Safety` section
+//! numbers what C must promise; a `SAFETY` comment with a number refers to it.
 
 // The names are those of C.
 #![allow(non_camel_case_types)]

@@ -45,8 +45,8 @@ pub enum raddle_flags {
     Prioritized = 32,
 }
 
-/// An operation to push. All zeros except `size` and `function` is an operation without tokens. A push reads it, and keeps
-/// nothing of it but the function and its data. `RADDLE_OP` sets the size.
+/// An operation to push. All zeros except `size` and `function` is an operation without tokens. A push reads it, and
+/// keeps nothing of it but the function and its data. `RADDLE_OP` sets the size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct raddle_op {
@@ -58,8 +58,8 @@ pub struct raddle_op {
     pub function: raddle_function,
     /// For the function, on whatever thread that runs.
     pub data: *mut c_void,
-    /// Called once with `data`, on any thread, once the function has returned or will not be called, also if the push is
-    /// refused; null: nothing. It may push, but must not wait for this operation.
+    /// Called once with `data`, on any thread, once the function has returned or will not be called, also if the push
+    /// is refused; null: nothing. It may push, but must not wait for this operation.
     pub drop: raddle_callback,
     /// The tokens that it reads.
     pub reads: *const raddle_token,
@@ -283,8 +283,8 @@ unsafe fn context_at<'a>(context: *mut raddle_context<'a>) -> Result<&'a raddle_
     unsafe { context.as_ref() }.ok_or_else(|| Refusal::invalid("a context is null"))
 }
 
-/// Returns a handle to the engine that runs the operation, for use until its function returns, and not to be freed. Null
-/// if the context is.
+/// Returns a handle to the engine that runs the operation, for use until its function returns, and not to be freed.
+/// Null if the context is.
 ///
 /// Threads: that of the function. In operations: only there. After a fork: permitted, and its calls are refused.
 ///
@@ -428,8 +428,8 @@ pub unsafe extern "C" fn raddle_completion_complete(completion: raddle_completio
     })
 }
 
-/// Ends the operation: it has failed, with `code`, which must not be 0, a `message`, which is copied and may be null, and
-/// a `payload`, with which `drop`, unless null, is called after the last use of the failure.
+/// Ends the operation: it has failed, with `code`, which must not be 0, a `message`, which is copied and may be null,
+/// and a `payload`, with which `drop`, unless null, is called after the last use of the failure.
 ///
 /// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the completion is all zeros or was used.
 ///
@@ -545,8 +545,8 @@ pub unsafe extern "C" fn raddle_handle_wait(
     })
 }
 
-/// Calls `function` with `data` once the operation has ended: before this returns, or on a thread that ends it. Uses the
-/// handle up.
+/// Calls `function` with `data` once the operation has ended: before this returns, or on a thread that ends it. Uses
+/// the handle up.
 ///
 /// Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
 ///
@@ -570,8 +570,8 @@ pub unsafe extern "C" fn raddle_handle_then(
     })
 }
 
-/// Cancels the operation. If its function has started, it runs to its end, but `raddle_context_is_cancelled` returns true
-/// there, and this returns false. With `quietly`, tokens do not fail.
+/// Cancels the operation. If its function has started, it runs to its end, but `raddle_context_is_cancelled` returns
+/// true there, and this returns false. With `quietly`, tokens do not fail.
 ///
 /// Returns whether it was cancelled.
 ///
@@ -622,8 +622,8 @@ type COperator = Operator<With<Payload>>;
 /// Threads: any. In operations: permitted. After a fork: `RADDLE_STATUS_FORKED`.
 ///
 /// # Safety
-/// 1. As for `raddle_push`, but the function may be called any number of times, also at once. `made` is null or may be written
-///    to.
+/// 1. As for `raddle_push`, but the function may be called any number of times, also at once. `made` is null or may be
+///    written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn raddle_operator_new(
     engine: raddle_engine,
@@ -653,8 +653,8 @@ pub unsafe extern "C" fn raddle_operator_new(
     })
 }
 
-/// Pushes a run of the operator. `drop`, unless null, is called once with `argument`, after the run or instead of it, also
-/// if the push is refused. For operators of up to 16 tokens without options, nothing is allocated.
+/// Pushes a run of the operator. `drop`, unless null, is called once with `argument`, after the run or instead of it,
+/// also if the push is refused. For operators of up to 16 tokens without options, nothing is allocated.
 ///
 /// Returns what `raddle_push` returns.
 ///

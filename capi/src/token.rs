@@ -12,8 +12,8 @@ use crate::{
     status::{Refusal, Result, guarded, guarded_or, raddle_status},
 };
 
-/// A token: operations that name the same one run in push order if one of them mutates it. One word; copies are the same
-/// handle, and one `raddle_token_free` or `raddle_token_delete` ends it.
+/// A token: operations that name the same one run in push order if one of them mutates it. One word; copies are the
+/// same handle, and one `raddle_token_free` or `raddle_token_delete` ends it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct raddle_token {
@@ -35,7 +35,8 @@ impl raddle_token {
     }
 
     /// # Safety
-    /// 1. The token is null or, while the result is used, not freed. With debug assertions, it may also be used or never made.
+    /// 1. The token is null or, while the result is used, not freed. With debug assertions, it may also be used or
+    ///    never made.
     pub(crate) unsafe fn get(self) -> Result<ManuallyDrop<Token>> {
         // SAFETY: (1): the token came from `new`. It is not dropped here.
         Ok(ManuallyDrop::new(unsafe { Token::from_raw(self.check()?) }))
@@ -44,7 +45,8 @@ impl raddle_token {
     /// Returns the `count` tokens at `tokens`.
     ///
     /// # Safety
-    /// 1. `tokens` is null, or (1) of [`get`](Self::get) holds for `count` tokens there, which do not change during `'a`.
+    /// 1. `tokens` is null, or (1) of [`get`](Self::get) holds for `count` tokens there, which do not change during
+    ///    `'a`.
     pub(crate) unsafe fn each<'a>(tokens: *const Self, count: usize) -> Result<&'a [Token]> {
         // SAFETY: (1).
         let tokens = unsafe { handles::slice_of(tokens, count) }?;
@@ -156,8 +158,8 @@ pub unsafe extern "C" fn raddle_token_version(token: raddle_token) -> u64 {
     guarded_or(0, || Ok(unsafe { token.get() }?.version()))
 }
 
-/// Returns the failure that the token has now, without a wait, for `raddle_failure_free`; null if it has none, or the handle
-/// is null. A pending operation may change it at any time. The failure does not count as reported.
+/// Returns the failure that the token has now, without a wait, for `raddle_failure_free`; null if it has none, or the
+/// handle is null. A pending operation may change it at any time. The failure does not count as reported.
 ///
 /// Threads: any. In operations: permitted. After a fork: null.
 ///

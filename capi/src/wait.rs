@@ -29,8 +29,8 @@ pub enum raddle_mode {
     Writers = 1,
 }
 
-/// Receives the end of a wait: what the waiting call would have returned, and the failure, which is null unless the status
-/// is `RADDLE_STATUS_FAILED`, and which is freed when the function returns.
+/// Receives the end of a wait: what the waiting call would have returned, and the failure, which is null unless the
+/// status is `RADDLE_STATUS_FAILED`, and which is freed when the function returns.
 pub type raddle_done = Option<unsafe extern "C" fn(data: *mut c_void, status: raddle_status, failure: raddle_failure)>;
 
 /// A C function that receives the end of a wait, with its data.
@@ -48,8 +48,8 @@ struct Waiting(Mutex<Phase>);
 enum Phase {
     /// The next thread to wake it polls.
     Idle(Wait, Then),
-    /// A thread polls; it polls again if it was woken meanwhile. A waker may be called inside a poll, so the lock is not
-    /// held there. Also once the wait is over.
+    /// A thread polls; it polls again if it was woken meanwhile. A waker may be called inside a poll, so the lock is
+    /// not held there. Also once the wait is over.
     Polling { again: bool },
 }
 
@@ -121,11 +121,11 @@ fn for_all(mode: i32) -> Result<bool> {
 /// Waits for operations on the token that were pushed before, of a `raddle_mode`, for at most `timeout_ns` nanoseconds;
 /// negative: no limit.
 ///
-/// Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED` if the token has failed, with the failure stored at `failure` unless
-/// that is null; `RADDLE_STATUS_TIMED_OUT`; or why it cannot wait here.
+/// Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED` if the token has failed, with the failure stored at `failure`
+/// unless that is null; `RADDLE_STATUS_TIMED_OUT`; or why it cannot wait here.
 ///
-/// Threads: any. In operations: permitted, but `RADDLE_STATUS_WOULD_DEADLOCK` if an operation awaited waits for this one,
-/// and `RADDLE_STATUS_NOT_HERE` in functions that must not wait. After a fork: `RADDLE_STATUS_FORKED`.
+/// Threads: any. In operations: permitted, but `RADDLE_STATUS_WOULD_DEADLOCK` if an operation awaited waits for this
+/// one, and `RADDLE_STATUS_NOT_HERE` in functions that must not wait. After a fork: `RADDLE_STATUS_FORKED`.
 ///
 /// # Safety
 /// 1. Neither the engine nor the token was freed. `failure` is null or may be written to.
@@ -151,8 +151,8 @@ pub unsafe extern "C" fn raddle_wait(
     })
 }
 
-/// Calls `function` with `data` once what `raddle_wait` would wait for has ended: before this returns, or on a thread that
-/// ends it.
+/// Calls `function` with `data` once what `raddle_wait` would wait for has ended: before this returns, or on a thread
+/// that ends it.
 ///
 /// Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
 ///
@@ -210,8 +210,8 @@ pub unsafe extern "C" fn raddle_wait_all(
     })
 }
 
-/// Calls `function` with `data` once what `raddle_wait_all` would wait for has ended: before this returns, or on a thread
-/// that ends it.
+/// Calls `function` with `data` once what `raddle_wait_all` would wait for has ended: before this returns, or on a
+/// thread that ends it.
 ///
 /// Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
 ///
@@ -236,8 +236,8 @@ pub unsafe extern "C" fn raddle_wait_all_then(
     })
 }
 
-/// Waits until no operation is pending, not even one that was pushed during the call, for at most `timeout_ns` nanoseconds;
-/// negative: no limit. A thread that keeps pushing prolongs it.
+/// Waits until no operation is pending, not even one that was pushed during the call, for at most `timeout_ns`
+/// nanoseconds; negative: no limit. A thread that keeps pushing prolongs it.
 ///
 /// Returns what `raddle_wait_all` returns.
 ///
@@ -261,8 +261,8 @@ pub unsafe extern "C" fn raddle_wait_idle(
     })
 }
 
-/// Calls `function` with `data` once what `raddle_wait_idle` would wait for has ended: before this returns, or on a thread
-/// that ends it.
+/// Calls `function` with `data` once what `raddle_wait_idle` would wait for has ended: before this returns, or on a
+/// thread that ends it.
 ///
 /// Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
 ///
@@ -287,8 +287,8 @@ pub unsafe extern "C" fn raddle_wait_idle_then(
     })
 }
 
-/// Calls `function` with `data`, during which the calling thread may use all cores of its engine. What the function starts,
-/// such as the threads of OpenMP, inherits these instead of the one core of a pinned worker.
+/// Calls `function` with `data`, during which the calling thread may use all cores of its engine. What the function
+/// starts, such as the threads of OpenMP, inherits these instead of the one core of a pinned worker.
 ///
 /// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the function is null.
 ///
@@ -306,8 +306,8 @@ pub unsafe extern "C" fn raddle_unpinned(function: raddle_callback, data: *mut c
     })
 }
 
-/// Calls `function` with `data`, in which an operation blocks on something foreign to the engine: its worker runs others
-/// meanwhile.
+/// Calls `function` with `data`, in which an operation blocks on something foreign to the engine: its worker runs
+/// others meanwhile.
 ///
 /// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the function is null.
 ///

@@ -1,7 +1,7 @@
 //! The library as C and C++ use it: installed, compiled with the system's compiler and run, also with sanitizers.
 //!
-//! The library's own code is not instrumented here, so the sanitizer of addresses sees what C and C++ do with memory, and
-//! all that was allocated. For that of threads, `cargo xtask ci sanitizers` instruments the library too.
+//! The library's own code is not instrumented here, so the sanitizer of addresses sees what C and C++ do with memory,
+//! and all that was allocated. For that of threads, `cargo xtask ci sanitizers` instruments the library too.
 
 #![cfg(target_os = "linux")]
 

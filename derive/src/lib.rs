@@ -10,9 +10,9 @@ use syn::{
 /// Allows a struct to declare an operation's accesses. The operation's function receives a struct of references.
 ///
 /// Every field must itself be a declaration, such as a `Read`, a `Write`, a `Cx`, a tuple, an array, a `Vec` or an
-/// `Option` of declarations, or another struct with this derive. For a struct `Step`, the operation's function receives a
-/// `StepRefs` with the same fields and visibility or, if accesses yield guards, a `StepGuards`. A struct cannot be more
-/// public than its fields' types.
+/// `Option` of declarations, or another struct with this derive. For a struct `Step`, the operation's function receives
+/// a `StepRefs` with the same fields and visibility or, if accesses yield guards, a `StepGuards`. A struct cannot be
+/// more public than its fields' types.
 #[proc_macro_derive(Accesses)]
 pub fn derive_accesses(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = parse_macro_input!(input as DeriveInput);

@@ -415,12 +415,11 @@ impl EngineBuilder {
 
     /// Writes a trace of all of the engine's activity to the file at `path` while the engine runs. If the file name
     /// ends with `.json`, the file is in Chrome's format; otherwise, as for `trace.pftrace`, it is in the native format
-    /// of [Perfetto](https://ui.perfetto.dev). Perfetto displays both. If the file name ends with `.html`, the file is a
-    /// [report](crate::trace::Trace::write_report) on the first 200,000 operations, which are kept in memory until the
-    /// engine ends; then the report is written. The last part of the trace is written when the
-    /// engine ends, so a program should drop its engine or shut it down before exiting. An
-    /// [asynchronous](crate::Engine::shutdown_async) shutdown does not wait for the file; the drop of the last handle
-    /// does.
+    /// of [Perfetto](https://ui.perfetto.dev). Perfetto displays both. If the file name ends with `.html`, the file is
+    /// a [report](crate::trace::Trace::write_report) on the first 200,000 operations, which are kept in memory until
+    /// the engine ends; then the report is written. The last part of the trace is written when the engine ends, so a
+    /// program should drop its engine or shut it down before exiting. An [asynchronous](crate::Engine::shutdown_async)
+    /// shutdown does not wait for the file; the drop of the last handle does.
     ///
     /// If an engine of this process has written a profile to the file, whatever its path, a number is added to the file
     /// name. If another process has, and is still there, the number of this process is added, and a warning says so
@@ -482,8 +481,8 @@ impl EngineBuilder {
     ///
     /// Operations that conflict still run in push order. A shuffling engine starts all others regardless of push order
     /// and priorities, some of them after a delay. It does not shuffle [eager](crate::OpBuilder::eager) operations that
-    /// are ready when pushed, nor most of its own operations. Shuffling is meant for tests: it costs several microseconds
-    /// for each operation, and about 100 µs if a worker has to be woken up for it.
+    /// are ready when pushed, nor most of its own operations. Shuffling is meant for tests: it costs several
+    /// microseconds for each operation, and about 100 µs if a worker has to be woken up for it.
     ///
     /// **With one worker, the same seed gives the same order.** Operations start one after the other, and the seed
     /// decides which of the ready ones is next. This holds under two conditions: apart from operations, only one thread
@@ -528,12 +527,13 @@ impl EngineBuilder {
         self
     }
 
-    /// Adds a function that each of the engine's threads calls first: workers, threads beside them, and those of GPUs, but
-    /// not the engine's helpers that only join threads. For example, it may register the thread with another runtime.
+    /// Adds a function that each of the engine's threads calls first: workers, threads beside them, and those of GPUs,
+    /// but not the engine's helpers that only join threads. For example, it may register the thread with another
+    /// runtime.
     ///
-    /// The function may push. A wait returns [`WaitError::InObserver`](crate::WaitError::InObserver), since operations may
-    /// need the thread. A panic is logged. An engine may start threads at any time, for example when operations wait in
-    /// their functions, and end idle ones.
+    /// The function may push. A wait returns [`WaitError::InObserver`](crate::WaitError::InObserver), since operations
+    /// may need the thread. A panic is logged. An engine may start threads at any time, for example when operations
+    /// wait in their functions, and end idle ones.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -555,8 +555,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Adds a function that each of the engine's threads calls last, before its thread-locals are destroyed, under the same
-    /// rules as [`on_thread_start`](Self::on_thread_start). A shutdown waits for it. It is not called in a forked child.
+    /// Adds a function that each of the engine's threads calls last, before its thread-locals are destroyed, under the
+    /// same rules as [`on_thread_start`](Self::on_thread_start). A shutdown waits for it. It is not called in a forked
+    /// child.
     pub fn on_thread_end(mut self, f: impl Fn() + Send + Sync + 'static) -> Self {
         self.hooks.end.push(thread_hook(f));
         self

@@ -35,8 +35,8 @@ pub trait Chosen: private::SealedChosen {
     type Captured: Send + Sync + 'static;
     #[doc(hidden)]
     fn accesses<'v>(&self, variables: Self::Variables<'v>) -> Self::Accesses<'v>;
-    /// Returns what a push names, made of the next variables that `next` returns, each a [`Var`] or a [`Token`]. Returns
-    /// `None` if their types do not fit or if there are too few.
+    /// Returns what a push names, made of the next variables that `next` returns, each a [`Var`] or a [`Token`].
+    /// Returns `None` if their types do not fit or if there are too few.
     #[doc(hidden)]
     fn find<'v>(next: &mut dyn FnMut() -> Option<&'v dyn Any>) -> Option<Self::Variables<'v>>;
 }

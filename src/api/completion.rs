@@ -119,8 +119,8 @@ impl Completion {
 }
 
 impl Completion {
-    /// Converts the completion into three words, which own it until [`from_raw`](Self::from_raw) restores it: for memory
-    /// of C. If they are lost, the operation never completes.
+    /// Converts the completion into three words, which own it until [`from_raw`](Self::from_raw) restores it: for
+    /// memory of C. If they are lost, the operation never completes.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -427,8 +427,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns [`PushError::Variable`] if the variable was already deleted, belongs to another engine or was created for
-    /// an operation's children, and [`PushError::Forked`] in a forked child. On error, `f` does not run.
+    /// Returns [`PushError::Variable`] if the variable was already deleted, belongs to another engine or was created
+    /// for an operation's children, and [`PushError::Forked`] in a forked child. On error, `f` does not run.
     #[track_caller]
     pub fn delete_variable(
         &self,
@@ -704,9 +704,9 @@ impl Engine {
         wait::for_all_async(self.core())
     }
 
-    /// Waits until no operation is pending, not even one that was pushed during the call. Another thread that keeps pushing
-    /// may therefore prolong the call without end; [`wait_for_all`](Self::wait_for_all) is prolonged by nothing. When it
-    /// returns, others may have pushed again.
+    /// Waits until no operation is pending, not even one that was pushed during the call. Another thread that keeps
+    /// pushing may therefore prolong the call without end; [`wait_for_all`](Self::wait_for_all) is prolonged by
+    /// nothing. When it returns, others may have pushed again.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -806,8 +806,8 @@ impl Engine {
     ///
     /// The call looks at the record of every operation in the process, which takes 2 ms for 100,000 of them, and with a
     /// recorder or a profile reads what was recorded since it was read last, at 1 µs for each operation: 100 ms for
-    /// 100,000. The engine keeps running meanwhile, and the counts are read one by one. In a forked child, the counts of
-    /// pushed, ended, pending and ready operations are 0, and no times are available.
+    /// 100,000. The engine keeps running meanwhile, and the counts are read one by one. In a forked child, the counts
+    /// of pushed, ended, pending and ready operations are 0, and no times are available.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -967,8 +967,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns [`ShutdownError::TimedOut`] if a function is still running, a device is still working or a worker has not
-    /// been laid aside, [`ShutdownError::ThreadsLeft`] if the engine is stopped but threads have not ended yet,
+    /// Returns [`ShutdownError::TimedOut`] if a function is still running, a device is still working or a worker has
+    /// not been laid aside, [`ShutdownError::ThreadsLeft`] if the engine is stopped but threads have not ended yet,
     /// [`ShutdownError::StopInsideOperation`] where [`shutdown`](Self::shutdown) returns `InsideOperation`, and
     /// [`ShutdownError::Forked`] in a forked child.
     pub fn stop(&self, timeout: Option<Duration>) -> Result<(), ShutdownError> {
@@ -1016,8 +1016,8 @@ impl Engine {
 ///
 /// When the last handle that keeps the engine open is dropped, the engine drains, and later pushes from outside its
 /// operations are refused with [`PushError::ShutDown`]. While the engine drains, its operations may still push, and the
-/// drain also waits for the operations that they push. An operation's function should therefore capture a handle of this
-/// type. A clone of an [`Engine`] captured by the function keeps the engine open until the function is dropped, so
+/// drain also waits for the operations that they push. An operation's function should therefore capture a handle of
+/// this type. A clone of an [`Engine`] captured by the function keeps the engine open until the function is dropped, so
 /// dropping `engine` in `main` would not wait.
 ///
 /// ```

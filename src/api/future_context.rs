@@ -74,8 +74,8 @@ impl FutureContext {
     }
 
     /// Returns a future that resolves when the operation is cancelled, for what works for the operation elsewhere, such
-    /// as a task that it has spawned. The operation's own future need not await it: when the operation is cancelled, the
-    /// engine drops that future. See [`OpContext::cancelled`](crate::OpContext::cancelled).
+    /// as a task that it has spawned. The operation's own future need not await it: when the operation is cancelled,
+    /// the engine drops that future. See [`OpContext::cancelled`](crate::OpContext::cancelled).
     ///
     /// If the operation has ended, the future never resolves.
     ///

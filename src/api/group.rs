@@ -101,8 +101,8 @@ impl Group {
 
     /// Creates a group nested in this one. Its operations belong to both.
     ///
-    /// An operation is counted, and its failure kept, in each group around it, so the time for this grows with the depth:
-    /// a thousand groups deep, a push takes some 20 µs, and the end of an operation that fails some 150 µs.
+    /// An operation is counted, and its failure kept, in each group around it, so the time for this grows with the
+    /// depth: a thousand groups deep, a push takes some 20 µs, and the end of an operation that fails some 150 µs.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -152,9 +152,9 @@ impl Group {
     /// While a function waits, for a variable, a result, a group or the end of a scope, its place is lent to another
     /// operation. When the wait is over, the function goes on as soon as there is a place, but after 100 ms at the
     /// latest. A function in [`blocking`](crate::blocking) keeps its place. A future has a place only while it is
-    /// polled: once it is woken, its next poll waits for a place like an operation that becomes ready, but a future that
-    /// is asked to stop is dropped without one. A parent gives its place up when its own work has ended; each child
-    /// takes one.
+    /// polled: once it is woken, its next poll waits for a place like an operation that becomes ready, but a future
+    /// that is asked to stop is dropped without one. A parent gives its place up when its own work has ended; each
+    /// child takes one.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -194,9 +194,9 @@ impl Group {
     /// # Errors
     /// Returns [`WaitError::Failed`] with the failure of the earliest-pushed operation among those that have failed
     /// since the last wait for the group. A later wait for the group returns none of these failures, and
-    /// [`Engine::wait_for_all`] returns neither the failure returned here nor the others that originated in the group. A
-    /// group keeps the failures of 1,024 operations, those pushed earliest. A skipped operation counts as failed, with
-    /// the failure that caused the skip.
+    /// [`Engine::wait_for_all`] returns neither the failure returned here nor the others that originated in the group.
+    /// A group keeps the failures of 1,024 operations, those pushed earliest. A skipped operation counts as failed,
+    /// with the failure that caused the skip.
     ///
     /// Returns [`WaitError::WouldDeadlock`] if the wait would never return, for example inside an operation of the
     /// group or one on which an operation of the group depends, and [`WaitError::TooManyWaiting`] if no thread could
@@ -313,9 +313,9 @@ impl Group {
         self.cancel_by(Cancel::Quietly);
     }
 
-    /// Returns a guard whose drop cancels the group [quietly](Self::cancel_quietly) and ignores its failures. Keep it in
-    /// the future that answers a request: if the client leaves, the runtime drops the future, and what the request has
-    /// pushed ends with it. The guard dereferences to the group.
+    /// Returns a guard whose drop cancels the group [quietly](Self::cancel_quietly) and ignores its failures. Keep it
+    /// in the future that answers a request: if the client leaves, the runtime drops the future, and what the request
+    /// has pushed ends with it. The guard dereferences to the group.
     ///
     /// From the drop on, the failures that originate in the group or in a nested one count as reported, and so do those
     /// from before: [`Engine::wait_for_all`] and waits for enclosing groups do not return them. Waits for the group

@@ -189,8 +189,8 @@ impl<R> OpHandle<R> {
 
 impl<R> OpHandle<R> {
     /// Returns the operation's accesses with their [places](ObservedAccess::place) in the one order of pushes, once the
-    /// operation has started. Returns `None` before, if the operation does not start because it is skipped or cancelled,
-    /// if it has no accesses, and if the engine has no [log](crate::EngineBuilder::log).
+    /// operation has started. Returns `None` before, if the operation does not start because it is skipped or
+    /// cancelled, if it has no accesses, and if the engine has no [log](crate::EngineBuilder::log).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -220,10 +220,10 @@ impl<R> OpHandle<R> {
     /// name them are by default skipped. If nothing else returns the error,
     /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
     ///
-    /// The function of an operation that has started runs to completion, but can
-    /// [check for](crate::OpContext::is_cancelled) or [await](crate::OpContext::cancelled) the cancellation to stop
-    /// early. If the operation is a [future](crate::OpBuilder::submit_future) that has started, this call wakes the
-    /// future; the next poll drops it, and the operation fails. A [clean-up](crate::OpBuilder::cleanup) cannot be cancelled.
+    /// The function of an operation that has started runs to completion, but can [check
+    /// for](crate::OpContext::is_cancelled) or [await](crate::OpContext::cancelled) the cancellation to stop early. If
+    /// the operation is a [future](crate::OpBuilder::submit_future) that has started, this call wakes the future; the
+    /// next poll drops it, and the operation fails. A [clean-up](crate::OpBuilder::cleanup) cannot be cancelled.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

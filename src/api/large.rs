@@ -17,8 +17,8 @@ macro_rules! boxed_if_large {
     };
 }
 
-/// Evaluates an expression in which `$value`, of type `$T`, is a function that returns it, and keeps it boxed until then
-/// if it is [`LARGE`].
+/// Evaluates an expression in which `$value`, of type `$T`, is a function that returns it, and keeps it boxed until
+/// then if it is [`LARGE`].
 macro_rules! kept_boxed_if_large {
     ($T:ty, $value:ident => $push:expr) => {
         if const { size_of::<$T>() > $crate::api::large::LARGE } {
@@ -32,8 +32,8 @@ macro_rules! kept_boxed_if_large {
     };
 }
 
-/// Evaluates `$result`, in which `$kept` is a function that boxes a value of type `$T` if it is [`LARGE`], and takes the
-/// value out of its box.
+/// Evaluates `$result`, in which `$kept` is a function that boxes a value of type `$T` if it is [`LARGE`], and takes
+/// the value out of its box.
 macro_rules! unboxed_if_large {
     ($T:ident, $kept:ident => $result:expr) => {
         if const { size_of::<$T>() > $crate::api::large::LARGE } {
@@ -50,8 +50,8 @@ macro_rules! unboxed_if_large {
     };
 }
 
-/// Evaluates `$pushed`, in which `$kept` is a function that boxes a result of type `$R` if it is [`LARGE`], and returns the
-/// handle to the operation, which takes the result out of its box.
+/// Evaluates `$pushed`, in which `$kept` is a function that boxes a result of type `$R` if it is [`LARGE`], and returns
+/// the handle to the operation, which takes the result out of its box.
 macro_rules! handle_unboxing_if_large {
     ($R:ident, $core:expr, $kept:ident => $pushed:expr) => {
         if const { size_of::<$R>() > $crate::api::large::LARGE } {

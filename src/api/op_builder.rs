@@ -210,8 +210,8 @@ impl FutureContext {
 }
 
 /// A builder that describes and pushes an operation, returned by [`Engine::op`], [`Group::op`](crate::Group::op),
-/// [`OpContext::child`] and [`Scope::op`](crate::Scope::op). `S` is `()` or, for an operation in a scope, a reference to
-/// the [`Scope`](crate::Scope); such an operation has fewer properties and push methods.
+/// [`OpContext::child`] and [`Scope::op`](crate::Scope::op). `S` is `()` or, for an operation in a scope, a reference
+/// to the [`Scope`](crate::Scope); such an operation has fewer properties and push methods.
 ///
 /// # Accesses
 ///
@@ -278,7 +278,8 @@ pub struct OpBuilder<'e, S = ()> {
     is_orphan: bool,
 }
 
-/// The fields of a builder that own memory. A type without a lifetime, so that borrows may end before their builder does.
+/// The fields of a builder that own memory. A type without a lifetime, so that borrows may end before their builder
+/// does.
 #[derive(Debug)]
 pub(super) struct Owned {
     pub(super) spec: ManuallyDrop<Spec>,
@@ -288,8 +289,8 @@ pub(super) struct Owned {
     uses: ManuallyDrop<Option<Box<Needs>>>,
 }
 
-/// Inlined, since the builder would otherwise be kept in memory at every place that pushes if code there may panic while
-/// the builder exists: such a push would take some 100 more instructions.
+/// Inlined, since the builder would otherwise be kept in memory at every place that pushes if code there may panic
+/// while the builder exists: such a push would take some 100 more instructions.
 impl Drop for Owned {
     #[inline(always)]
     fn drop(&mut self) {
@@ -1359,10 +1360,10 @@ impl<'e> OpBuilder<'e> {
     ///
     /// A run takes its value when it *starts*, from the place that it got when it was pushed. So a push that replaces
     /// has no place of its own: operations pushed between that run and this push come after the run, and see the newer
-    /// value, although they were pushed before it was. If this matters, use `operator_with`. The handle, group, priority
-    /// and deadline of the run stay as they are, and if the run is cancelled or skipped, so is its newest value. A push
-    /// that comes after a cancellation through the handle, or after an operation behind a skipped run has started, puts
-    /// its value into another run.
+    /// value, although they were pushed before it was. If this matters, use `operator_with`. The handle, group,
+    /// priority and deadline of the run stay as they are, and if the run is cancelled or skipped, so is its newest
+    /// value. A push that comes after a cancellation through the handle, or after an operation behind a skipped run has
+    /// started, puts its value into another run.
     ///
     /// With several runs, each receives the oldest value that is left when it starts: a push gives its value to the
     /// last run, that one's to the run before, and so on, at a cost in proportion to `most`. Runs are ordered by their
@@ -1371,11 +1372,12 @@ impl<'e> OpBuilder<'e> {
     ///
     /// # Several threads
     ///
-    /// Any number of threads may push; no push waits for another one. A run whose push has not returned keeps its value.
-    /// So pushes that race may enter more than `most` runs, each with a value that later pushes do not replace. Pushes
-    /// that come after another push has returned never place their value before that push's, so the last value pushed
-    /// is also the last one received. A value is replaced whole, by a push that found a run that had not started; a push
-    /// that races with a start may therefore find no run, or drop a value that the next run could have received.
+    /// Any number of threads may push; no push waits for another one. A run whose push has not returned keeps its
+    /// value. So pushes that race may enter more than `most` runs, each with a value that later pushes do not replace.
+    /// Pushes that come after another push has returned never place their value before that push's, so the last value
+    /// pushed is also the last one received. A value is replaced whole, by a push that found a run that had not
+    /// started; a push that races with a start may therefore find no run, or drop a value that the next run could have
+    /// received.
     ///
     /// # Errors
     /// See [`PushError`]. If `most` is zero, returns [`PushError::Unfit`] with [`Misfit::NewestOfNone`].

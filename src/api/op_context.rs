@@ -131,9 +131,9 @@ impl<'a> OpContext<'a> {
     }
 
     /// Returns whether the operation should stop, because it was cancelled through its handle after it had started, its
-    /// group was cancelled, its deadline has passed, or a shutdown is cancelling operations. A quiet cancellation counts
-    /// too. A long-running function may check this periodically and return early, with or without an error. Always
-    /// returns `false` in a [clean-up](crate::OpBuilder::cleanup).
+    /// group was cancelled, its deadline has passed, or a shutdown is cancelling operations. A quiet cancellation
+    /// counts too. A long-running function may check this periodically and return early, with or without an error.
+    /// Always returns `false` in a [clean-up](crate::OpBuilder::cleanup).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -161,8 +161,8 @@ impl<'a> OpContext<'a> {
 
     /// Returns a future that resolves when the operation is cancelled, which is when
     /// [`is_cancelled`](Self::is_cancelled) becomes `true`. An operation that ends with its
-    /// [completion](crate::completion()) can pass the future to the task that uses the completion. A function that blocks
-    /// can have a function [called](Cancelled::call) instead.
+    /// [completion](crate::completion()) can pass the future to the task that uses the completion. A function that
+    /// blocks can have a function [called](Cancelled::call) instead.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

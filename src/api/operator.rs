@@ -157,8 +157,8 @@ impl<T: Send + 'static> sealed::Parameters for With<T> {
     }
 }
 
-/// The [`Parameters`] of a [conflating](crate::OpBuilder::operator_newest) operator, whose function takes an argument of
-/// type `T` that a later push may replace.
+/// The [`Parameters`] of a [conflating](crate::OpBuilder::operator_newest) operator, whose function takes an argument
+/// of type `T` that a later push may replace.
 #[derive(Debug)]
 pub struct Newest<T>(PhantomData<fn(T)>);
 
@@ -652,8 +652,8 @@ pub enum Conflated {
 }
 
 impl<T: Send + 'static> Operator<Newest<T>> {
-    /// Pushes a run of the operator, whose function receives `value`, or replaces the value of a run that is pending and
-    /// has not started. [`operator_newest`](crate::OpBuilder::operator_newest) says when.
+    /// Pushes a run of the operator, whose function receives `value`, or replaces the value of a run that is pending
+    /// and has not started. [`operator_newest`](crate::OpBuilder::operator_newest) says when.
     ///
     /// A push that replaces is never held back by a [limit](crate::EngineBuilder::max_pending). It drops the replaced
     /// value before it returns, after the new one has taken its place.
@@ -942,8 +942,8 @@ impl<C: Chosen, T: Send + 'static> Operator<On<C, T>> {
 }
 
 impl<P: Parameters> Operator<P> {
-    /// Creates the handle. `entries` must be sorted and distinct, and `declared` must be the same before it was sorted. The
-    /// caller must have handles to their variables, which must belong to `core`.
+    /// Creates the handle. `entries` must be sorted and distinct, and `declared` must be the same before it was sorted.
+    /// The caller must have handles to their variables, which must belong to `core`.
     pub(crate) fn new(
         core: Arc<Core>,
         spec: Spec,
@@ -992,13 +992,13 @@ impl<P: Parameters> Operator<P> {
     }
 
     /// Makes the engine's [log](crate::EngineBuilder::log) keep the argument of each run, as the bytes that `encode`
-    /// appends, so that a [`Replay`](crate::replay::Replay) can push the run again. The replay finds the operator by its
-    /// name, so no two logged operators of an engine should have the same. For an operator without an argument, `encode`
-    /// appends nothing. On an engine without a log, and in a second call, this does nothing.
+    /// appends, so that a [`Replay`](crate::replay::Replay) can push the run again. The replay finds the operator by
+    /// its name, so no two logged operators of an engine should have the same. For an operator without an argument,
+    /// `encode` appends nothing. On an engine without a log, and in a second call, this does nothing.
     ///
-    /// `encode` is called on the thread that runs the operation, just before its function, so it should be quick and must
-    /// not wait. If it panics, the operation fails, and cannot be replayed. Runs that are skipped or cancelled are logged
-    /// without their arguments.
+    /// `encode` is called on the thread that runs the operation, just before its function, so it should be quick and
+    /// must not wait. If it panics, the operation fails, and cannot be replayed. Runs that are skipped or cancelled are
+    /// logged without their arguments.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1149,8 +1149,8 @@ impl<P: Parameters> Operator<P> {
         Ok(())
     }
 
-    /// Enqueues a run with these entries, which have been checked and sorted. `chosen` has the chosen variables if runs are
-    /// logged.
+    /// Enqueues a run with these entries, which have been checked and sorted. `chosen` has the chosen variables if runs
+    /// are logged.
     #[inline]
     fn enqueue_run<const ADMITTED: bool>(
         &self,

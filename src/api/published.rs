@@ -31,9 +31,9 @@ use crate::{
 ///
 /// A snapshot is read outside the order of pushes. The value is copied when an operation that mutates the variable has
 /// succeeded, before any later operation on the variable starts. So an operation that declares the variable finds
-/// exactly the mutations pushed before it in a snapshot, and a thread that has waited for a mutation finds that mutation
-/// or a later one. Snapshots of two variables are independent: an operation that mutates both publishes one after the
-/// other.
+/// exactly the mutations pushed before it in a snapshot, and a thread that has waited for a mutation finds that
+/// mutation or a later one. Snapshots of two variables are independent: an operation that mutates both publishes one
+/// after the other.
 ///
 /// A mutation that fails or is skipped publishes nothing. If [`clone`](Clone::clone) panics, the operation fails. An
 /// operation that issues work to a GPU publishes nothing either: the next mutation by the CPU does. A deletion leaves

@@ -43,11 +43,11 @@ use crate::{
 
 /// Pushes the operations of a [`Log`](crate::replay::Log) again, in the same order and with the same arguments.
 ///
-/// The program creates the variables with the values that they had when the log began, and the same operators, and tells
-/// the replay of the [operators](Self::operator) and of the [variables](Self::variable) that were chosen at pushes. Then
-/// the variables receive the same values, to the bit, on an engine of any kind, if the operators' functions depend only on
-/// their variables and arguments. See [`Log`](crate::replay::Log) for an example, and the [guide](crate::guide::replay) for what
-/// cannot be replayed.
+/// The program creates the variables with the values that they had when the log began, and the same operators, and
+/// tells the replay of the [operators](Self::operator) and of the [variables](Self::variable) that were chosen at
+/// pushes. Then the variables receive the same values, to the bit, on an engine of any kind, if the operators'
+/// functions depend only on their variables and arguments. See [`Log`](crate::replay::Log) for an example, and the
+/// [guide](crate::guide::replay) for what cannot be replayed.
 #[must_use = "a replay does nothing until `run`"]
 pub struct Replay<'e> {
     engine: &'e Engine,
@@ -155,8 +155,8 @@ impl<'e> Replay<'e> {
         Self { engine, entries, operators: HashMap::new(), variables: HashMap::new() }
     }
 
-    /// Adds an operator, which stands for the logged one with its name. `decode` makes the argument of the bytes that the
-    /// [`logged`](Operator::logged) of the other one has written.
+    /// Adds an operator, which stands for the logged one with its name. `decode` makes the argument of the bytes that
+    /// the [`logged`](Operator::logged) of the other one has written.
     pub fn operator<P: Parameters>(
         &mut self,
         operator: &'e Operator<P>,
@@ -219,8 +219,8 @@ impl<'e> Replay<'e> {
     }
 
     /// Pushes the operations, and returns how many they are. It waits only where the log says that an operation from
-    /// outside came behind what another operation had pushed. The failures of the operations are reported as those of any
-    /// other.
+    /// outside came behind what another operation had pushed. The failures of the operations are reported as those of
+    /// any other.
     ///
     /// # Errors
     /// Returns why the log cannot be replayed. Nothing has been pushed then, except if the error is
@@ -277,8 +277,8 @@ impl<'e> Replay<'e> {
         op.try_push((), |()| Err("the operation was skipped or cancelled when it was logged".into()))
     }
 
-    /// Returns the operators of the replay whose runs are pushed, and the variables that correspond to those of the log:
-    /// the operators' own, and those that the program has added.
+    /// Returns the operators of the replay whose runs are pushed, and the variables that correspond to those of the
+    /// log: the operators' own, and those that the program has added.
     fn find_counterparts(&self) -> Result<(Operators<'_, 'e>, Counterparts<'_>), ReplayError> {
         let mut found = Counterparts::default();
         let runs = self.entries.iter().filter(|entry| !entry.is_from_inside()).filter_map(|entry| entry.operator);
@@ -387,8 +387,8 @@ impl ReplayPlan {
         };
         let name_of = |variable: u64| log.variable_name(variable).map_or_else(|| format!("#{variable}"), str::to_owned);
         let is_run = |at: usize| entries[at].operator.is_some();
-        // What runs of logged operators use, directly or through what they push, and what the program has added. Nothing
-        // else matters.
+        // What runs of logged operators use, directly or through what they push, and what the program has added.
+        // Nothing else matters.
         let mut used: IdSet<u64> = variables.keys().copied().collect();
         for (at, entry) in entries.iter().enumerate().filter(|&(at, _)| root_of(at).is_some_and(is_run)) {
             used.extend(entry.accesses().iter().map(|access| access.variable));

@@ -512,8 +512,8 @@ impl<'scope> OpBuilder<'scope, &'scope Scope<'scope, '_>> {
     }
 }
 
-/// A handle to an operation in a scope, returned by `submit` and `try_submit` on its [builder](Scope::op). It works like
-/// an [`OpHandle`], but its result may borrow, and it is not a future.
+/// A handle to an operation in a scope, returned by `submit` and `try_submit` on its [builder](Scope::op). It works
+/// like an [`OpHandle`], but its result may borrow, and it is not a future.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -73,8 +73,8 @@ impl Token {
         Self(cell)
     }
 
-    /// Converts the handle into an address, which owns it until [`from_raw`](Self::from_raw) restores it. A handle has the
-    /// layout of this address, so a program may also read an array of addresses as handles.
+    /// Converts the handle into an address, which owns it until [`from_raw`](Self::from_raw) restores it. A handle has
+    /// the layout of this address, so a program may also read an array of addresses as handles.
     ///
     /// ```
     /// # let engine = raddle::Engine::builder().workers(1).build().unwrap();
@@ -243,8 +243,9 @@ impl Token {
 
 impl Token {
     /// Returns the failure that the variable has now, without a wait. An operation that is pending may change it at any
-    /// time, so this is for reports and for what is known to have ended; a [wait](crate::Engine::wait_for_var) returns the
-    /// failure at its place in the order. The failure does not count as reported. In a forked child, returns `None`.
+    /// time, so this is for reports and for what is known to have ended; a [wait](crate::Engine::wait_for_var) returns
+    /// the failure at its place in the order. The failure does not count as reported. In a forked child, returns
+    /// `None`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -419,8 +419,8 @@ pub(crate) fn note_helped() {
     with_current(|thread| thread.worker().map(Worker::note_helped));
 }
 
-/// Counts an operation that a waiter on this thread has taken from its entry in a queue, leaving the entry stale, and is
-/// about to run. Makes the operation in the slot of the thread's worker stealable.
+/// Counts an operation that a waiter on this thread has taken from its entry in a queue, leaving the entry stale, and
+/// is about to run. Makes the operation in the slot of the thread's worker stealable.
 pub(crate) fn note_taken() {
     with_current(|thread| {
         if let Some(worker) = thread.worker() {

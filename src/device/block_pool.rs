@@ -1,8 +1,8 @@
 //! A cache of free blocks, by size, needed because the driver may stall the whole device to allocate memory.
 //!
 //! A pool's blocks, free or not, have no more bytes than were once in use at the same time, or than its limit more than
-//! are in use. The most bytes in use are counted anew each time that none is, so an idle pool keeps its limit at most. If
-//! there are more, the blocks that have been free for longest are released.
+//! are in use. The most bytes in use are counted anew each time that none is, so an idle pool keeps its limit at most.
+//! If there are more, the blocks that have been free for longest are released.
 //!
 //! Up to [`LARGE`], there are four sizes for each power of two. Above it, sizes are multiples of [`PAGE`], so that one
 //! block can take most of a device's memory. A new block is at most a quarter larger than the requested size, except

@@ -116,9 +116,9 @@ mod imp {
         headers.checked_sub(base).is_some_and(|behind| behind < 4096)
     }
 
-    /// Says this on a thread of its own, or on this one if no thread can be started. The text of a failure and the logger
-    /// are program code, which may call `exit`: a second call ends a thread that is ending the process by an abort, and
-    /// blocks any other thread.
+    /// Says this on a thread of its own, or on this one if no thread can be started. The text of a failure and the
+    /// logger are program code, which may call `exit`: a second call ends a thread that is ending the process by an
+    /// abort, and blocks any other thread.
     fn say_apart(last_words: Vec<LastWord>) {
         let last_words = Arc::new(Mutex::new(last_words));
         let (to_say, (is_saying, has_said)) = (Arc::clone(&last_words), mpsc::channel::<()>());

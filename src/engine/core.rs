@@ -97,8 +97,8 @@ pub(crate) struct Core {
     pub(super) is_bounded: bool,
     /// Whether bare operations may be pushed on the [short way](crate::engine::push), and where they run.
     pub(crate) short_way: ShortWay,
-    /// Whether the engine records or logs, and does nothing else with operations that engines without a recording do not do: it
-    /// has no observer and does not shuffle.
+    /// Whether the engine records or logs, and does nothing else with operations that engines without a recording do
+    /// not do: it has no observer and does not shuffle.
     pub(crate) only_records: bool,
     pub(crate) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,

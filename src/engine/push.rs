@@ -291,8 +291,8 @@ pub(crate) fn push_free<J: Job>(
     Ok(())
 }
 
-/// [`push_several`], compiled once for all types of jobs. The job is passed as its address, with the way to move it into a
-/// task.
+/// [`push_several`], compiled once for all types of jobs. The job is passed as its address, with the way to move it
+/// into a task.
 ///
 /// # Safety
 /// 1. The [`FillJob`] is that of the type of the job at the address. Unless this returns
@@ -509,7 +509,8 @@ unsafe fn begin(core: &Arc<Core>, spec: &Spec, priority: i32, entries: &[Entry])
     // SAFETY: `task` points to uninitialised memory for a task in the record, and the caller fills the task (1).
     let init = |task: *mut Task| unsafe { Task::begin(task, ticket, spec.lane, spec.flags) };
     // SAFETY: the creator of the entries keeps handles to their variables until the push returns. `init` begins the
-    // task, and the caller fills it (1). There is room for any task. The iterator over a slice reports its exact length.
+    // task, and the caller fills it (1). There is room for any task. The iterator over a slice reports its exact
+    // length.
     Ok(unsafe { OpRef::new_with(init, Task::ANY_ROOM, band, spec.passes_closed, accesses) })
 }
 
@@ -607,8 +608,8 @@ fn init_task<J: Job>(
         unsafe { Task::begin(task, ticket, 0, flags) };
         // SAFETY: the task was begun, and no other thread knows it yet.
         unsafe { Task::describe(task, Name::from(name), location) };
-        // SAFETY: the task was begun, and no other thread knows it yet. The callers have chosen the record's size by the
-        // job's.
+        // SAFETY: the task was begun, and no other thread knows it yet. The callers have chosen the record's size by
+        // the job's.
         unsafe { Task::fill(task, job) };
     }
 }

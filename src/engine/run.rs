@@ -420,8 +420,8 @@ fn count_mutations(op: &Op<Task>, ended: &mut Vec<OpError>) {
         let cell = VarCell::of(access);
         // SAFETY: the operation holds its variables until the tracker completes it.
         unsafe { cell.mutated() };
-        // SAFETY: the operation holds its variables until the tracker completes it. It issued no work on a device, so it
-        // started only after GPUs had completed their work on these variables.
+        // SAFETY: the operation holds its variables until the tracker completes it. It issued no work on a device, so
+        // it started only after GPUs had completed their work on these variables.
         let is_over = || access.mode() == Mode::Overwrite || unsafe { cell.failure() }.is_none();
         if cell.fault().has_failed() && is_over() {
             // SAFETY: as above.
@@ -452,8 +452,8 @@ pub(super) fn fail_variables(core: &Core, op: &Op<Task>, failure: &OpError, ende
     for access in op.accesses().filter(|access| access.mode().is_write()) {
         let cell = VarCell::of(access);
         // SAFETY: the operation holds its variables until the tracker completes it; or the caller is a GPU lane and
-        // holds the fault lock, and only other lanes read the failure before the caller's timeline reports the operation
-        // complete.
+        // holds the fault lock, and only other lanes read the failure before the caller's timeline reports the
+        // operation complete.
         if unsafe { cell.failure() }.is_none() {
             // SAFETY: as above.
             ended.extend(unsafe { cell.set_failure(Some(failure.failed().clone())) });

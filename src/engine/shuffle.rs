@@ -4,9 +4,9 @@
 //! time.
 //!
 //! * With several workers, it draws after a random delay, and only if no operation seems to be waiting in a lane. A
-//!   worker that has ended an operation mostly draws the next one itself, since a hand-over to the thread costs far more
-//!   than most operations. Operations therefore overlap where their accesses permit, and start in an unusual order and
-//!   sometimes at unusual times.
+//!   worker that has ended an operation mostly draws the next one itself, since a hand-over to the thread costs far
+//!   more than most operations. Operations therefore overlap where their accesses permit, and start in an unusual order
+//!   and sometimes at unusual times.
 //! * With one worker, the order of the draws normally depends only on the seed and the program. The thread draws when
 //!   nothing is running and the program seems to have pushed everything that it can, since the set of ready operations
 //!   then does not depend on which thread was faster.
@@ -41,16 +41,16 @@ use crate::{
 /// The maximum delay of a draw if there are several workers. Not tuned: about as long as a few hundred pushes take.
 const LONGEST_DELAY: Duration = Duration::from_micros(100);
 
-/// One in this many draws is left to the thread when a worker has ended an operation. Not tuned: such a draw takes about
-/// 100 µs, so an operation takes a few microseconds more on average.
+/// One in this many draws is left to the thread when a worker has ended an operation. Not tuned: such a draw takes
+/// about 100 µs, so an operation takes a few microseconds more on average.
 const LEFT: u64 = 32;
 
 /// The maximum time for which the thread waits for the right moment. Not tuned: longer than most functions take, but
 /// hardly noticeable to a person.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
-/// The number of checks of the engine between which the thread only yields. Not tuned: they take about as long as waking
-/// a thread.
+/// The number of checks of the engine between which the thread only yields. Not tuned: they take about as long as
+/// waking a thread.
 const QUICK_CHECKS: u32 = 50;
 
 /// The time between two later checks. Not tuned: about as long as waking a thread takes.

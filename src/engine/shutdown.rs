@@ -40,8 +40,8 @@ use crate::{
     wait::{self, regain::regain_worker},
 };
 
-/// Starts refusing pushes. If `cancel` is `true`, operations that have not started fail, and those that have are asked to
-/// stop, except clean-ups.
+/// Starts refusing pushes. If `cancel` is `true`, operations that have not started fail, and those that have are asked
+/// to stop, except clean-ups.
 pub(crate) fn begin(core: &Arc<Core>, cancel: bool) {
     let phase = if cancel { phase::CANCELLING } else { phase::DRAINING };
     // Relaxed: an operation counted after the wait that follows this call has acquired the phase with the count

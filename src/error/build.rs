@@ -45,8 +45,8 @@ pub enum BuildError {
     Profile(PathBuf, std::io::Error),
     /// The [recorder](crate::EngineBuilder::recorder) was made by the process from which this one was forked.
     ForkedRecorder,
-    /// Another engine has the [log](crate::EngineBuilder::log), or the process from which this one was forked has created
-    /// it.
+    /// Another engine has the [log](crate::EngineBuilder::log), or the process from which this one was forked has
+    /// created it.
     LogInUse,
 }
 

@@ -277,9 +277,9 @@ impl OpError {
     }
 
     /// Returns whether this is the error of an operation that was skipped because another one had failed. Handles of
-    /// skipped operations, their groups, and [acquisitions](crate::Engine::acquire) return such errors. The message names
-    /// both operations; the other methods are about the one that failed. The error of an operation that was itself
-    /// cancelled is not such an error, nor is one with which a variable has failed.
+    /// skipped operations, their groups, and [acquisitions](crate::Engine::acquire) return such errors. The message
+    /// names both operations; the other methods are about the one that failed. The error of an operation that was
+    /// itself cancelled is not such an error, nor is one with which a variable has failed.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -303,8 +303,8 @@ impl OpError {
 
     /// Returns the root of this failure. If the operation's function returned another operation's failure, for instance
     /// through `?` after a wait, this is the root of that other failure. If the operation was
-    /// [skipped](Self::is_skipped), it is the root of the failure because of which it was skipped. Otherwise, it is this
-    /// failure itself.
+    /// [skipped](Self::is_skipped), it is the root of the failure because of which it was skipped. Otherwise, it is
+    /// this failure itself.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -363,10 +363,10 @@ impl OpError {
     /// Clears this failure on all variables that it has reached or is yet to reach, and counts it as reported. Other
     /// failures stay, also those of functions that returned this one.
     ///
-    /// The call is not ordered with pushes: an operation pushed later is not skipped because of this failure, whereas one
-    /// pushed earlier may be. What was skipped does not run. Handles, groups and futures still return the failure. To clear one
-    /// variable in push order, use [`Engine::clear_error`](crate::Engine::clear_error); a [log](crate::replay) contains
-    /// only that.
+    /// The call is not ordered with pushes: an operation pushed later is not skipped because of this failure, whereas
+    /// one pushed earlier may be. What was skipped does not run. Handles, groups and futures still return the failure.
+    /// To clear one variable in push order, use [`Engine::clear_error`](crate::Engine::clear_error); a
+    /// [log](crate::replay) contains only that.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

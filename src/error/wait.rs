@@ -51,9 +51,9 @@ pub enum WaitError {
     /// The caller is a deletion: the function of [`Engine::delete_variable`](crate::Engine::delete_variable), or the
     /// drop of a variable's value or an operator's function. Push an operation that waits, or wait elsewhere.
     InDeletion,
-    /// The caller is an [`Observer`](crate::trace::Observer), which runs between the engine's steps, or a function for the
-    /// [start](crate::EngineBuilder::on_thread_start) or end of a thread. Send to another thread what it has seen, and
-    /// wait there.
+    /// The caller is an [`Observer`](crate::trace::Observer), which runs between the engine's steps, or a function for
+    /// the [start](crate::EngineBuilder::on_thread_start) or end of a thread. Send to another thread what it has seen,
+    /// and wait there.
     InObserver,
     /// The wait was refused for the same reason that a push would be.
     Refused(PushError),

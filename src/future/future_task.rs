@@ -21,9 +21,9 @@
 //! # Places
 //!
 //! Under a bound on running operations, the operation has a place during the first poll. It gives the place back if
-//! that poll leaves the future pending, and otherwise when the future has ended. Each later poll has a place of its own,
-//! for which the internal operation waits ([`admission`](crate::engine::admission)). A future that was asked to stop or is
-//! lost needs none, since it is only dropped.
+//! that poll leaves the future pending, and otherwise when the future has ended. Each later poll has a place of its
+//! own, for which the internal operation waits ([`admission`](crate::engine::admission)). A future that was asked to
+//! stop or is lost needs none, since it is only dropped.
 //!
 //! # Who may touch what
 //!

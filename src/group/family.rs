@@ -237,8 +237,8 @@ impl Family {
         self.is_kept
     }
 
-    /// Returns the owner tag of the family's own variables, which replaces an engine's tag. No engine has it, since it is
-    /// not a multiple of four. No other family has it while this one exists; after that, the variables are closed.
+    /// Returns the owner tag of the family's own variables, which replaces an engine's tag. No engine has it, since it
+    /// is not a multiple of four. No other family has it while this one exists; after that, the variables are closed.
     fn owner(&self) -> usize {
         std::ptr::from_ref(self).addr() + 2
     }

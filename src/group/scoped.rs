@@ -13,8 +13,9 @@
 //!
 //! # Who may touch what
 //!
-//! * `around`, `members` and `variables`: under their locks. The pointers in `around` may be dereferenced only while the
-//!   operations around the scope run, by the scope's function and by operations of the scope that were not abandoned.
+//! * `around`, `members` and `variables`: under their locks. The pointers in `around` may be dereferenced only while
+//!   the operations around the scope run, by the scope's function and by operations of the scope that were not
+//!   abandoned.
 //!
 //! This module has no edges of its own: the group's count hands over the effects of the operations.
 //!
@@ -112,7 +113,8 @@ pub(crate) struct Scoped {
     /// place.
     members: Option<Mutex<Vec<Arc<Handled<()>>>>>,
     variables: Mutex<Vec<OwnedVar>>,
-    /// Whether dumps show the scope until it is over. They do if the scope was opened inside an operation of its engine.
+    /// Whether dumps show the scope until it is over. They do if the scope was opened inside an operation of its
+    /// engine.
     is_listed: bool,
 }
 
@@ -283,8 +285,8 @@ impl Scoped {
         let mut deadlock = None;
         self.core.live()?;
         if is_over() {
-            // A wait would look through all frames on the thread, so the time of nested scopes would grow with the square
-            // of their number.
+            // A wait would look through all frames on the thread, so the time of nested scopes would grow with the
+            // square of their number.
             regain_worker(None);
             return self.group.take_failure();
         }
@@ -372,9 +374,9 @@ impl Scoped {
     }
 
     /// Drops the values of the scope's variables, which operations can no longer declare. Returns whether there were
-    /// any values: their drops may push to the scope, which must then be [closed](Self::close) again. Adds the variables
-    /// to `emptied`, which the caller drops when the scope is over, since drops of other values may still try to declare
-    /// them.
+    /// any values: their drops may push to the scope, which must then be [closed](Self::close) again. Adds the
+    /// variables to `emptied`, which the caller drops when the scope is over, since drops of other values may still try
+    /// to declare them.
     ///
     /// # Errors
     /// Returns the payload of the first drop that panicked. The other values are still dropped.

@@ -1,12 +1,12 @@
-//! The keeper: the worker that gives an idle process's free records back to the system. At most one thread of the process
-//! has this role.
+//! The keeper: the worker that gives an idle process's free records back to the system. At most one thread of the
+//! process has this role.
 //!
 //! # Who may touch what
 //!
 //! * The role: the worker that has its lock.
-//! * The candidates, workers that sleep without a time limit: any thread, under their lock. A worker adds itself before it
-//!   sleeps, and removes itself when it is woken. A thread on which many operations end wakes a candidate if there is no
-//!   keeper: otherwise, the free records of operations that need no worker would be kept while all workers sleep.
+//! * The candidates, workers that sleep without a time limit: any thread, under their lock. A worker adds itself before
+//!   it sleeps, and removes itself when it is woken. A thread on which many operations end wakes a candidate if there
+//!   is no keeper: otherwise, the free records of operations that need no worker would be kept while all workers sleep.
 //!
 //! No thread ever waits for one of the locks. If a thread does not get one, free records are kept for longer.
 

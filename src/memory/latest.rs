@@ -12,8 +12,8 @@
 //!
 //! # Progress
 //!
-//! A replacement never repeats a step. A reader looks again only if the value that it has found was replaced and dropped
-//! meanwhile.
+//! A replacement never repeats a step. A reader looks again only if the value that it has found was replaced and
+//! dropped meanwhile.
 //!
 //! # Edges
 //!

@@ -33,7 +33,8 @@ pub(crate) use super::records::{MORE_ACCESSES, RecordSize};
 /// # Safety
 /// 1. Its first word is reserved for the pool.
 pub(crate) unsafe trait Record: Sized {
-    /// Returns the size with which the record was allocated. May be called on a retired record until the epoch has passed.
+    /// Returns the size with which the record was allocated. May be called on a retired record until the epoch has
+    /// passed.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn record_size(&self) -> RecordSize;
 

@@ -12,8 +12,8 @@
 //!    number of batches are given back.
 //!
 //! A batch is a full list of records. The list itself is stored in a record of [normal size](LISTS) that was free when
-//! the list was begun, so batches need no other memory, and no retired record is written to. (Bonwick and Adams call such
-//! lists *magazines*: "Magazines and Vmem", USENIX 2001.)
+//! the list was begun, so batches need no other memory, and no retired record is written to. (Bonwick and Adams call
+//! such lists *magazines*: "Magazines and Vmem", USENIX 2001.)
 //!
 //! # Who may touch what
 //!
@@ -127,8 +127,8 @@ const LISTS_TOGETHER: usize = 32;
 const _: () =
     assert!(MODEL || LISTS_TOGETHER * CAPACITY > 1000, "there must be at most one allocation in a thousand operations");
 
-/// The maximum number of batches kept for reuse; the records of further ones are given back to their slabs. Not tuned: 6
-/// to 10 MiB of records of each size.
+/// The maximum number of batches kept for reuse; the records of further ones are given back to their slabs. Not tuned:
+/// 6 to 10 MiB of records of each size.
 const fn most_kept(size: RecordSize) -> usize {
     let records = match size {
         RecordSize::Small => 1 << 16,
@@ -258,8 +258,8 @@ impl Cache {
     }
 
     /// Takes the record that stores the empty list, if there is one. If it is not of the size that was asked for, it is
-    /// put back: it may neither be given to its slab nor be pushed again before the epoch has passed, since a slow pop may
-    /// read the list's first word.
+    /// put back: it may neither be given to its slab nor be pushed again before the epoch has passed, since a slow pop
+    /// may read the list's first word.
     #[cold]
     fn take_list(&self, size: RecordSize) -> Option<Taken> {
         let list = NonNull::new(self.free.get())?;
@@ -327,8 +327,8 @@ impl Cache {
 /// A record taken from a cache.
 pub(super) struct Taken {
     pub(super) record: Record,
-    /// The record that the thread is going to take [`AHEAD`] records later, or null if that is not known. It may only be
-    /// prefetched.
+    /// The record that the thread is going to take [`AHEAD`] records later, or null if that is not known. It may only
+    /// be prefetched.
     #[cfg_attr(any(raddle_loom, raddle_shuttle, raddle_unpooled), allow(dead_code))]
     pub(super) later: *mut RecordList,
 }
@@ -592,8 +592,8 @@ fn retire_late(record: Record, size: RecordSize) {
     unsafe { epoch::pin().retire(move || give_back(record, size)) };
 }
 
-/// Pushes a full list onto the stack, or gives its records back if the stack has enough lists. The caller owns the list,
-/// whose epoch has passed.
+/// Pushes a full list onto the stack, or gives its records back if the stack has enough lists. The caller owns the
+/// list, whose epoch has passed.
 fn keep(full: Record, size: RecordSize) {
     // Relaxed: only an approximate bound on memory.
     if depot(size).kept.fetch_add(1, Relaxed) >= most_kept(size) {
@@ -616,8 +616,8 @@ pub(crate) fn retired_batches() -> usize {
     RecordSize::ALL.into_iter().map(|size| depot(size).retired.load(Relaxed)).fold(0, usize::wrapping_add)
 }
 
-/// Returns whether an idle thread should call [`shrink`]: there are batches or lists that wait, there are more slabs than
-/// the last call has left, or pages that it has given back have been used again.
+/// Returns whether an idle thread should call [`shrink`]: there are batches or lists that wait, there are more slabs
+/// than the last call has left, or pages that it has given back have been used again.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn may_shrink() -> bool {
     RecordSize::ALL.into_iter().any(|size| {
@@ -631,8 +631,8 @@ pub(crate) fn may_shrink() -> bool {
 }
 
 /// Retires the lists that wait. Then gives free records back, and frees slabs, while `goes_on` returns `true` and no
-/// list is filled after [`retired_batches`] has returned `retired`. Calls `rest` after a step in vain. The caller is the
-/// keeper, so no other thread does the same.
+/// list is filled after [`retired_batches`] has returned `retired`. Calls `rest` after a step in vain. The caller is
+/// the keeper, so no other thread does the same.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn shrink(_: &Keeper, retired: usize, goes_on: impl Fn() -> bool, rest: impl Fn()) {
     RecordSize::ALL.into_iter().for_each(retire_waiting);

@@ -16,18 +16,18 @@
 //!
 //! * The list's head: any thread adds a slab. Only a thread that has the [`Hand`] removes one, but never the newest, so
 //!   the head changes only by additions.
-//! * The bits of spare records: any thread sets the bit of a record that it owns. Only a thread that has the hand clears
-//!   bits. So what that thread has seen to be spare stays spare until it takes it.
-//! * The memory of a record: the owner of a taken record; of a spare one, the thread that has the hand, which may give the
-//!   pages under spare records back to the system. Threads that visit records may read the first word at any time.
+//! * The bits of spare records: any thread sets the bit of a record that it owns. Only a thread that has the hand
+//!   clears bits. So what that thread has seen to be spare stays spare until it takes it.
+//! * The memory of a record: the owner of a taken record; of a spare one, the thread that has the hand, which may give
+//!   the pages under spare records back to the system. Threads that visit records may read the first word at any time.
 //! * The hand: the thread that has its lock. No thread ever waits for this lock: a thread that does not get it adds a
-//!   slab, or leaves spare slabs to others. A thread that is stopped while it has the hand delays only the reuse and the
-//!   freeing of spare records.
+//!   slab, or leaves spare slabs to others. A thread that is stopped while it has the hand delays only the reuse and
+//!   the freeing of spare records.
 //!
 //! The first word of a spare record is null, as that of any record that is neither marked nor on a stack.
 //!
-//! Records that threads at rest have cached lie in many slabs, none of which can be freed. So an idle process gives back
-//! the pages between them.
+//! Records that threads at rest have cached lie in many slabs, none of which can be freed. So an idle process gives
+//! back the pages between them.
 //!
 //! A forked child begins with an empty list: the lock may have been taken at the fork.
 //!
@@ -61,8 +61,8 @@ use crate::{
 
 const MODEL: bool = cfg!(any(raddle_loom, raddle_shuttle));
 
-/// The size of a slab, and its alignment, by which a record's slab is found. In builds with few records in a slab, slabs
-/// are smaller.
+/// The size of a slab, and its alignment, by which a record's slab is found. In builds with few records in a slab,
+/// slabs are smaller.
 const SIZE: usize = 1 << 16;
 
 /// The number of records in a slab, or `None` if they fill it.
@@ -319,8 +319,8 @@ impl Slabs {
         if taken.is_empty() { self.add(max) } else { taken }
     }
 
-    /// Takes up to `max` spare records of the newest slab, of that at which the last search ended, or of one of the next
-    /// slabs if there are many.
+    /// Takes up to `max` spare records of the newest slab, of that at which the last search ended, or of one of the
+    /// next slabs if there are many.
     fn take_spare(&self, max: usize) -> Records {
         let Some(mut hand) = try_lock(&self.hand) else { return Records::new() };
         let take = |slab| {
@@ -383,8 +383,8 @@ impl Slabs {
     /// 2. The caller is pinned, or owns another record of the same slab.
     pub(super) unsafe fn give_back(&self, record: Record) {
         let (slab, at) = self.locate(record);
-        // SAFETY: by (1) the record is taken, so its slab is not freed before the record is spare, and by (2) not before
-        // the end of this call either.
+        // SAFETY: by (1) the record is taken, so its slab is not freed before the record is spare, and by (2) not
+        // before the end of this call either.
         let Slab { spare, owner, .. } = unsafe { slab.as_ref() };
         // SAFETY: the owner does not change once the slab is listed.
         if owner.with(|owner| unsafe { *owner }) != std::ptr::from_ref(self) {

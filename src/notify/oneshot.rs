@@ -20,8 +20,8 @@ use crate::{
 enum OneshotState<R> {
     /// There is no result yet, and no thread has begun to wait for it. The field holds the waiting futures.
     Pending(Waiting),
-    /// As `Pending`, but threads may be waiting. A state of its own, since a notification costs a system call even if no
-    /// thread is waiting, and a field would make many states larger.
+    /// As `Pending`, but threads may be waiting. A state of its own, since a notification costs a system call even if
+    /// no thread is waiting, and a field would make many states larger.
     Awaited(Waiting),
     /// There is no result yet, and nobody will take it. The field says whether a failure set later counts as reported.
     Unwanted(bool),

@@ -78,8 +78,9 @@ use crate::{
     testing::pause::{self, Point},
 };
 
-/// The number of generations outside chunks. More are in use only while as many waits overlap. With four, the words of a
-/// shard take two cache lines, and a group, which has one shard, stays small. Fewer in models, so that they need chunks.
+/// The number of generations outside chunks. More are in use only while as many waits overlap. With four, the words of
+/// a shard take two cache lines, and a group, which has one shard, stays small. Fewer in models, so that they need
+/// chunks.
 const INLINE: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 4 };
 
 /// The bit that means *closed* in `entered`, and *armed* in `left`.

@@ -21,8 +21,8 @@
 //!
 //! # Who may touch what
 //!
-//! * A [`StockPool`] has the queues of its resources. Each resource begins with a pool of its own. Resources that
-//!   an operation needs together share one from then on ([`join`]): the smaller pool moves into the other, so a resource
+//! * A [`StockPool`] has the queues of its resources. Each resource begins with a pool of its own. Resources that an
+//!   operation needs together share one from then on ([`join`]): the smaller pool moves into the other, so a resource
 //!   finds its queues in a number of steps that grows with the logarithm of the number of pools. A pool never comes
 //!   back.
 //! * The [`UnitCount`]s of a resource: under the lock of its pool.
@@ -383,8 +383,8 @@ impl<W> Stock<W> {
         let _ = self.name.set(name);
     }
 
-    /// Calls `f` with the pool that has the queues, and with these, under its lock, which `lock` takes. Returns `None` if
-    /// `lock` does.
+    /// Calls `f` with the pool that has the queues, and with these, under its lock, which `lock` takes. Returns `None`
+    /// if `lock` does.
     fn visit<R>(
         &self,
         lock: impl for<'m> Fn(&'m Mutex<StockPoolState<W>>) -> Option<MutexGuard<'m, StockPoolState<W>>>,
@@ -494,9 +494,9 @@ impl<W> Stock<W> {
         })
     }
 
-    /// Calls `look`, under the lock, with each waiter that needs one of these numbers of units of this resource. Returns
-    /// whether any waiter needs units of it. Finds none while another thread has the lock, so that a caller who does not
-    /// use the resource does not depend on that thread.
+    /// Calls `look`, under the lock, with each waiter that needs one of these numbers of units of this resource.
+    /// Returns whether any waiter needs units of it. Finds none while another thread has the lock, so that a caller who
+    /// does not use the resource does not depend on that thread.
     pub fn each_waiter(&self, units: RangeInclusive<u64>, mut look: impl FnMut(&W)) -> bool {
         let look_at_all = |_: &_, queues: &mut Queues<W>| {
             let mut are_wanted = false;

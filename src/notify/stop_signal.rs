@@ -2,9 +2,9 @@
 //!
 //! # States
 //!
-//! A [`StopSignal`] is given at most once. Before, it has listeners, each until its [`Listening`] is dropped. The thread
-//! that gives the signal takes the listeners and then [tells](StopListener::stop) each of them. A listener that comes
-//! later is not registered, and learns that it is too late from the call that would have registered it.
+//! A [`StopSignal`] is given at most once. Before, it has listeners, each until its [`Listening`] is dropped. The
+//! thread that gives the signal takes the listeners and then [tells](StopListener::stop) each of them. A listener that
+//! comes later is not registered, and learns that it is too late from the call that would have registered it.
 //!
 //! A [`StopSource`] has a signal once something listens to it. Whoever cancels the source records this *before* looking
 //! for a signal, and a signal made after that begins as given.
@@ -127,8 +127,8 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// Registers a listener, which this does not keep alive. Returns `None` if one of the signals was given before, in which case other signals may have
-    /// told the listener.
+    /// Registers a listener, which this does not keep alive. Returns `None` if one of the signals was given before, in
+    /// which case other signals may have told the listener.
     pub fn begin<L: StopListener + 'static>(signals: Signals, listener: &Arc<L>) -> Option<Self> {
         let listener: Weak<L> = Arc::downgrade(listener);
         let listener: Weak<dyn StopListener> = listener;

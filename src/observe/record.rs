@@ -171,8 +171,8 @@ pub(crate) fn push_short<const N: usize>(
         let head = PushHead { location, priority: DEFAULT_BAND, engine, lane: 0, internal: false };
         recording.recorder.push_few(&head, name, accesses)
     };
-    // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call. (2): an engine
-    // records from its creation on, and all its records have this room.
+    // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call. (2): an
+    // engine records from its creation on, and all its records have this room.
     unsafe { Task::set_recorded(op.task_ptr(), id) };
     log_push(core, recording, op.task(), id);
 }
@@ -197,8 +197,8 @@ pub(crate) fn push(core: &Core, op: &OpRef<Task>) {
     } else {
         recording.recorder.next_op()
     };
-    // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call. (2): an engine
-    // records from its creation on, and all its records have this room.
+    // SAFETY: (1): the caller has filled the task, and marks and pushes the operation only after this call. (2): an
+    // engine records from its creation on, and all its records have this room.
     unsafe { Task::set_recorded(op.task_ptr(), id) };
     log_push(core, recording, task, id);
     tell(core, recording, op, (id, false), |observer, op| observer.pushed(op));
@@ -235,8 +235,8 @@ fn parent_of(task: &Task) -> Option<&Task> {
     Some(unsafe { parent.as_ref() }.task())
 }
 
-/// Whether the accesses of an operation have places: the engine has a log, and the operation belongs there. A child uses
-/// variables of its family, under its parent's places.
+/// Whether the accesses of an operation have places: the engine has a log, and the operation belongs there. A child
+/// uses variables of its family, under its parent's places.
 fn has_places(recording: &Recording, task: &Task) -> bool {
     recording.log.is_some() && is_logged(task) && parent_of(task).is_none()
 }

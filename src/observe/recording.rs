@@ -87,9 +87,9 @@ impl Recording {
         }))
     }
 
-    /// Begins the profile, which is written to `path` and may overwrite a file that is not a profile if `may_overwrite`.
-    /// Called before the first push, once nothing else can keep the engine from being built, so that no file is left
-    /// then. `spawn` starts the profile's thread.
+    /// Begins the profile, which is written to `path` and may overwrite a file that is not a profile if
+    /// `may_overwrite`. Called before the first push, once nothing else can keep the engine from being built, so that
+    /// no file is left then. `spawn` starts the profile's thread.
     pub(crate) fn begin_profile(
         &self,
         path: &Path,

@@ -57,8 +57,8 @@ pub(crate) fn take(core: &Core) -> Dump {
     // The sleeping threads are listed before the operations. Any operation that one of these threads still awaits
     // afterwards is therefore found to be pending.
     let (mut threads, mut scopes) = (waiters().of_engine(cycles::engine(core)), waiters().scopes(cycles::engine(core)));
-    // SAFETY: (1): this thread is pinned. (2): the functions of these operations had not returned when they were listed,
-    // so no record is reused before this thread is unpinned.
+    // SAFETY: (1): this thread is pinned. (2): the functions of these operations had not returned when they were
+    // listed, so no record is reused before this thread is unpinned.
     threads.iter_mut().for_each(|thread| unsafe { keep_incomplete(&mut thread.ops) });
     // SAFETY: as for (2) above.
     scopes.retain(|scope| !unsafe { scope.op.cast::<Op<Task>>().as_ref() }.task().is_over());

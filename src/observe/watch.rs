@@ -139,8 +139,8 @@ impl Late {
 }
 
 impl Seen {
-    /// Looks at the engine, and compares what it finds with the last dump. Returns a new dump with the problems found, if
-    /// something has changed, or a limit may have passed.
+    /// Looks at the engine, and compares what it finds with the last dump. Returns a new dump with the problems found,
+    /// if something has changed, or a limit may have passed.
     fn look(&mut self, watchdog: &Watchdog, core: &Core, now: Instant) -> Option<(Dump, Vec<Problem>)> {
         let changes = snapshot::changes(core);
         let last = self.looked.replace(now).unwrap_or(now);

@@ -5,9 +5,9 @@
 //! 1. *Pushed*: the function is present, and the [`Claim`] is pending.
 //! 2. *Claimed*: the owner of the ready operation takes the function, and calls or drops it. The thread that ends the
 //!    operation sets the oneshot once the operation is complete.
-//! 3. *Cancelled* instead: the canceller closes the value of a conflating operator's run, sets the oneshot immediately and drops the function. The operation stays in
-//!    the queues until its turn comes, and then fails with the same failure or, if it was cancelled quietly, changes
-//!    nothing.
+//! 3. *Cancelled* instead: the canceller closes the value of a conflating operator's run, sets the oneshot immediately
+//!    and drops the function. The operation stays in the queues until its turn comes, and then fails with the same
+//!    failure or, if it was cancelled quietly, changes nothing.
 //!
 //! A canceller that comes after the claim asks the operation to stop: it records this in the [`Claim`] and gives the
 //! operation's [signal](crate::notify::stop_signal), if anything listens to it.

@@ -25,11 +25,10 @@
 //!    [count](Listed::as_of) is not that of the runs that have entered. A run that is closed by then, for example
 //!    because its push has run it, is not listed and leaves a valid list valid: no listed run can overtake it.
 //!
-//! So while a list is valid, a listed run lies behind every run whose push has returned, except those that are closed or
-//! listed after it.
-//! A push that replaces therefore never overtakes an earlier one of its thread, nor any other push that had returned.
-//! It puts its value into the last listed run, the value from there into the run before, and so on, so that the runs
-//! receive the values in the order of their pushes. What comes out of the first one is dropped.
+//! So while a list is valid, a listed run lies behind every run whose push has returned, except those that are closed
+//! or listed after it. A push that replaces therefore never overtakes an earlier one of its thread, nor any other push
+//! that had returned. It puts its value into the last listed run, the value from there into the run before, and so on,
+//! so that the runs receive the values in the order of their pushes. What comes out of the first one is dropped.
 //!
 //! # Who may touch what
 //!
@@ -41,11 +40,11 @@
 //!
 //! # Progress
 //!
-//! No thread waits for the lock: one that fails to get it within [`TRIES`] tries enters a run, or does not list its own.
-//! The start of a run is a single atomic operation. A push that enters while another one does also tries that long,
-//! since otherwise neither of two runs that always enter at the same time would be listed, and the number of runs would
-//! grow. It grows too, as without conflation, while a thread is stopped that has the lock; the lock is held for a few
-//! exchanges.
+//! No thread waits for the lock: one that fails to get it within [`TRIES`] tries enters a run, or does not list its
+//! own. The start of a run is a single atomic operation. A push that enters while another one does also tries that
+//! long, since otherwise neither of two runs that always enter at the same time would be listed, and the number of runs
+//! would grow. It grows too, as without conflation, while a thread is stopped that has the lock; the lock is held for a
+//! few exchanges.
 //!
 //! # Edges
 //!
@@ -69,8 +68,8 @@ use crate::sync::{
 };
 use crate::testing::pause::{self, Point};
 
-/// The number of times that a push tries to get the lock, or looks whether another one still enters. Not tuned: about as
-/// long as a push takes. A model tries once, and explores what else may happen.
+/// The number of times that a push tries to get the lock, or looks whether another one still enters. Not tuned: about
+/// as long as a push takes. A model tries once, and explores what else may happen.
 const TRIES: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 1 } else { 64 };
 
 /// The number of last tries before which the thread yields, so that a thread that was preempted continues. Not tuned.
@@ -150,8 +149,8 @@ impl<T> ValueCell<T> {
     }
 }
 
-/// What a run has of its operator's values: the one that it receives when it starts. If the run does not start, the drop
-/// of this drops the value.
+/// What a run has of its operator's values: the one that it receives when it starts. If the run does not start, the
+/// drop of this drops the value.
 #[derive(Debug)]
 pub struct RunValue<T>(Arc<ValueCell<T>>);
 

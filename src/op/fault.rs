@@ -175,8 +175,8 @@ impl<E: Clone> Fault<E> {
 }
 
 /// A lock on the failures of all variables of an engine. There are two. Under the first, GPU lanes read and change
-/// failures: several lanes may use the same variable's failure at the same time. The second is between threads that look
-/// and those that change failures, and is taken last.
+/// failures: several lanes may use the same variable's failure at the same time. The second is between threads that
+/// look and those that change failures, and is taken last.
 #[derive(Debug, Default)]
 pub struct FaultLock(Mutex<()>);
 

@@ -210,8 +210,8 @@ impl Frame {
     }
 }
 
-/// Returns the signals by which `op`, which has not ended, is asked to stop. It shares `beside` with its handle and is in
-/// `group`, where these are given.
+/// Returns the signals by which `op`, which has not ended, is asked to stop. It shares `beside` with its handle and is
+/// in `group`, where these are given.
 pub(crate) fn stop_signals(
     core: &Arc<Core>,
     op: &Op<Task>,
@@ -545,8 +545,8 @@ pub(crate) fn running_ops() -> Ops {
     ops
 }
 
-/// Returns what `find` finds in the innermost operation of this engine for which code runs on this thread, and for which
-/// it finds something. Code that uses acquired variables does not count as part of an operation.
+/// Returns what `find` finds in the innermost operation of this engine for which code runs on this thread, and for
+/// which it finds something. Code that uses acquired variables does not count as part of an operation.
 pub(crate) fn find_in_op_of<R>(core: &Core, mut find: impl FnMut(&Task) -> Option<R>) -> Option<R> {
     let mut found = None;
     any_frame(|frame| {

@@ -96,8 +96,8 @@ impl GroupCore {
         Self::with_count(parent, Some(Box::new(PendingOps::new(1))))
     }
 
-    /// Creates the group of a parent's children. If the parent is in `group`, it is inside the innermost group there that
-    /// has a count, so the way outwards does not grow with the depth at which children are nested.
+    /// Creates the group of a parent's children. If the parent is in `group`, it is inside the innermost group there
+    /// that has a count, so the way outwards does not grow with the depth at which children are nested.
     pub(crate) fn of_children(group: Option<&Arc<Self>>) -> Arc<Self> {
         let counted = group.and_then(|group| if group.count.is_some() { Some(group) } else { group.parent.as_ref() });
         Self::with_count(counted.cloned(), None)

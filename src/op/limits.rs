@@ -122,8 +122,9 @@ impl Limits {
     }
 
     /// [`join`](Self::join) for a child or a scope's operation, in the group of its family or scope. The limits keep a
-    /// share of `kin`. If `kin` is a family, the caller has already counted that share, and `parent` is the record of the
-    /// parent, which does not complete before the operation. `mutates` says whether the operation mutates a variable.
+    /// share of `kin`. If `kin` is a family, the caller has already counted that share, and `parent` is the record of
+    /// the parent, which does not complete before the operation. `mutates` says whether the operation mutates a
+    /// variable.
     pub(crate) fn join_kin(
         &mut self,
         group: &Arc<GroupCore>,
@@ -254,8 +255,8 @@ impl Limits {
         }
     }
 
-    /// Whether [`leave`](Self::leave) has anything to do: not if there is only a deadline. Called by the thread that ends
-    /// the operation.
+    /// Whether [`leave`](Self::leave) has anything to do: not if there is only a deadline. Called by the thread that
+    /// ends the operation.
     pub(crate) fn must_leave(&self) -> bool {
         let own = self.own();
         own.group.is_some() || own.kin.is_some() || own.plan.is_some() || own.parent_of.is_some()

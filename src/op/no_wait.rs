@@ -39,7 +39,8 @@ pub(crate) fn without_waits<R>(why: NoWait, f: impl FnOnce() -> R) -> R {
     with_reasons(Reasons { innermost: Some(why), on_device }, f)
 }
 
-/// Calls `f`, program code that must not wait. If it panics, logs that as one of `what`; the logger must not wait either.
+/// Calls `f`, program code that must not wait. If it panics, logs that as one of `what`; the logger must not wait
+/// either.
 pub(crate) fn contained(why: NoWait, what: &str, f: impl FnOnce()) {
     let Err(payload) = panics::catch(|| without_waits(why, f)) else { return };
     let (message, payload) = panics::message(payload);

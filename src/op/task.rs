@@ -252,8 +252,8 @@ impl Task {
     /// Moves the job at `job` into a task.
     ///
     /// # Safety
-    /// 1. `task` has been [begun](Self::begin) with [the flags of such a job](flags_of), is valid for writes, and is not
-    ///    yet known to another thread.
+    /// 1. `task` has been [begun](Self::begin) with [the flags of such a job](flags_of), is valid for writes, and is
+    ///    not yet known to another thread.
     /// 2. `job` points to a `W`, which is not used afterwards.
     /// 3. The record has [room for the job](Self::bytes_for) behind the task.
     pub(crate) unsafe fn fill_job<W: Job>(task: *mut Self, job: *mut ()) {
@@ -266,8 +266,8 @@ impl Task {
     /// Moves a job without limits into a task.
     ///
     /// # Safety
-    /// 1. `task` has been [begun](Self::begin) with [the flags of such a job](flags_of), is valid for writes, and is not
-    ///    yet known to another thread.
+    /// 1. `task` has been [begun](Self::begin) with [the flags of such a job](flags_of), is valid for writes, and is
+    ///    not yet known to another thread.
     /// 2. The record has [room for the job](Self::bytes_for) behind the task.
     #[inline(always)]
     pub(crate) unsafe fn fill<W: Job>(task: *mut Self, work: W) {
@@ -367,8 +367,8 @@ impl Task {
         OpError::new(self.name(), self.location, cause, None)
     }
 
-    /// Returns the error of this operation, which is skipped because of `failure`. If nothing but variables receives it,
-    /// it is that failure.
+    /// Returns the error of this operation, which is skipped because of `failure`. If nothing but variables receives
+    /// it, it is that failure.
     #[cold]
     pub(crate) fn skipped_by(&self, failure: OpError) -> OpError {
         if self.has(flag::REPORTS) && !self.has(flag::INTERNAL) {
@@ -610,7 +610,8 @@ pub(crate) trait Job: Send + 'static {
     const ENDS_EARLY: bool = false;
     /// Whether [`forgo`](Self::forgo) does anything.
     const FORGOES: bool = false;
-    /// Called once the function will not be called, before other threads or program code can see this. Must not run program code.
+    /// Called once the function will not be called, before other threads or program code can see this. Must not run
+    /// program code.
     fn forgo(&self) {}
     /// Claims the operation for the calling thread, which is about to start or skip it. May be called repeatedly.
     fn claim(&self) -> Claimed {

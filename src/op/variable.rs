@@ -17,7 +17,8 @@
 //! * The snapshot of a published value: stored by operations that hold the variable for writing, before they complete;
 //!   read by any thread.
 //! * `version`: stored by operations that hold the variable for writing, and by GPU lanes; read by any thread.
-//! * `place`: as `version`, except that GPU lanes do not store it, and that only operations that hold the variable read it.
+//! * `place`: as `version`, except that GPU lanes do not store it, and that only operations that hold the variable read
+//!   it.
 //! * `emptied`: operations that hold the variable for writing; a hint for all others.
 //! * `name`: set once, by any owner of a handle; read by any thread.
 //! * `fault` and `waits`: see [`Fault`] and [`JoinableWaits`].
@@ -241,8 +242,8 @@ impl VarCell {
         cell
     }
 
-    /// Creates a variable with one handle, for whose value the caller has a [place](value_ptr). So a large value need not
-    /// be passed through several functions, each of which copies it to its stack frame without optimization.
+    /// Creates a variable with one handle, for whose value the caller has a [place](value_ptr). So a large value need
+    /// not be passed through several functions, each of which copies it to its stack frame without optimization.
     ///
     /// # Safety
     /// 1. The caller writes the value before the variable is used.
@@ -437,8 +438,8 @@ impl VarCell {
         unsafe { self.fault().failure() }.filter(|failure| !failure.is_cleared())
     }
 
-    /// [`failure`](Self::failure) for any thread. Returns `None` in a forked child, where another thread may have held the
-    /// lock.
+    /// [`failure`](Self::failure) for any thread. Returns `None` in a forked child, where another thread may have held
+    /// the lock.
     pub(crate) fn look_at_failure(&self) -> Option<OpError> {
         if self.core.is_forked() {
             return None;

@@ -184,8 +184,8 @@ impl<T> Lane<T> {
         self.inject(op);
     }
 
-    /// Lets the calling thread wait for the lane's operations; `core` is the one on which it goes on, if that is known. If
-    /// the lane has work, wakes its workers in timed parks, which may have yielded their cores to this thread.
+    /// Lets the calling thread wait for the lane's operations; `core` is the one on which it goes on, if that is known.
+    /// If the lane has work, wakes its workers in timed parks, which may have yielded their cores to this thread.
     pub fn begin_wait(&self, core: Option<usize>) {
         core.into_iter().for_each(|core| self.sleep.note_waiter(core));
         if self.has_work() {

@@ -68,8 +68,8 @@ const NO_WORKER: usize = usize::MAX;
 const NO_CORE: usize = usize::MAX;
 
 /// The time limit of a timed park. Each wake-up costs the thread sharing the core some 15 µs. An operation pushed while
-/// all other workers run long operations may have to wait until this park or the next one ends. Measured: see "Constants
-/// of timed parks and searches" in `benches/README.md`, also for the following constants.
+/// all other workers run long operations may have to wait until this park or the next one ends. Measured: see
+/// "Constants of timed parks and searches" in `benches/README.md`, also for the following constants.
 const TIMED_PARK: Duration = Duration::from_micros(400);
 
 /// How long a worker sleeps before it gives back free records, if the process keeps some. Not tuned: a burst that
@@ -81,12 +81,12 @@ const UNTIL_SHRINKING: Duration = Duration::from_secs(1);
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const SHRINKING_PAUSE: Duration = Duration::from_millis(10);
 
-/// The longest average time between calls to `find`, over all workers of the lane, at which a worker on a contended core
-/// parks with a time limit, and parks once more.
+/// The longest average time between calls to `find`, over all workers of the lane, at which a worker on a contended
+/// core parks with a time limit, and parks once more.
 const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
 
-/// How many searches the workers on a waiter's core skip for one wait. Measured: a wait that finds its operation complete is
-/// not noted, and with 15, a thread that pushed and waited in turns still lost 3 µs a turn to searches.
+/// How many searches the workers on a waiter's core skip for one wait. Measured: a wait that finds its operation
+/// complete is not noted, and with 15, a thread that pushed and waited in turns still lost 3 µs a turn to searches.
 const SKIPS_PER_WAIT: usize = 63;
 
 /// The maximum number of consecutive timed parks without a report of contention after which a worker may park once
@@ -148,8 +148,8 @@ pub struct Sleep {
     /// Twice the number of calls to `find` by each worker, plus one while the worker is idle ([`Sleep::note_idle`]).
     finds: Box<[CachePadded<AtomicUsize>]>,
     max_searchers: usize,
-    /// The core on which a thread last began to wait for operations, and in the lowest byte how many searches the workers
-    /// there skip; 0 if none.
+    /// The core on which a thread last began to wait for operations, and in the lowest byte how many searches the
+    /// workers there skip; 0 if none.
     waiter: CachePadded<AtomicUsize>,
     /// The number of wake-ups of each worker.
     wakes: Box<[CachePadded<Count>]>,
@@ -172,8 +172,8 @@ impl Sleep {
         }
     }
 
-    /// Records that a thread on `core` is about to wait for operations. It goes on there, and so would wait for a worker
-    /// that searches there.
+    /// Records that a thread on `core` is about to wait for operations. It goes on there, and so would wait for a
+    /// worker that searches there.
     pub fn note_waiter(&self, core: usize) {
         let waiter = core << u8::BITS | SKIPS_PER_WAIT;
         // Relaxed: a hint.
@@ -182,8 +182,8 @@ impl Sleep {
         }
     }
 
-    /// Whether the last thread that began to wait did so on the calling worker's core, and the workers there have not yet
-    /// skipped searches often.
+    /// Whether the last thread that began to wait did so on the calling worker's core, and the workers there have not
+    /// yet skipped searches often.
     pub fn is_beside_waiter(&self) -> bool {
         // Relaxed: a hint.
         let waiter = self.waiter.load(Relaxed);
@@ -406,8 +406,8 @@ impl Sleep {
 
     /// Parks until woken; may wake spuriously. Afterwards, the worker is a searcher and no longer announced.
     ///
-    /// If the process keeps free records, and the worker is not woken and few operations end for a while, the worker gives
-    /// the records back, unless another one does. `wakes` is as in [`park_timed`](Self::park_timed).
+    /// If the process keeps free records, and the worker is not woken and few operations end for a while, the worker
+    /// gives the records back, unless another one does. `wakes` is as in [`park_timed`](Self::park_timed).
     pub fn park(&self, worker: usize, wakes: u64) {
         #[cfg(not(any(raddle_loom, raddle_shuttle)))]
         loop {

@@ -696,7 +696,8 @@ edges! {
         Step LISTS_ARE_RETIRED;
         /// `Worker::search` searches once more after it has announced itself.
         Step SEARCH_AGAIN_BEFORE_PARK;
-        /// GPU lanes take turns reading and changing the failures of variables, and so do threads that look (`FaultLock`).
+        /// GPU lanes take turns reading and changing the failures of variables, and so do threads that look
+        /// (`FaultLock`).
         Step LANES_TAKE_TURNS;
         /// Work issued on an included stream comes after work issued earlier on the lane's stream.
         Step INCLUDED_COMES_AFTER;

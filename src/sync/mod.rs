@@ -85,8 +85,8 @@ mod imp {
         }
 
         /// Sleeps for `time`. By default, Linux may prolong a sleep by the thread's timer slack of 50 µs, which is
-        /// therefore reduced. A thread or process inherits the slack of the thread that starts it, so the reduction ends
-        /// with the sleep.
+        /// therefore reduced. A thread or process inherits the slack of the thread that starts it, so the reduction
+        /// ends with the sleep.
         pub(crate) fn sleep_sharply(time: std::time::Duration) {
             #[cfg(all(target_os = "linux", not(miri)))]
             let set_slack = |nanos: libc::c_ulong| {

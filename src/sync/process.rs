@@ -7,8 +7,8 @@
 //! not take its parent's locks.
 //!
 //! A [`ProcessMark`] records which process made a value. A [`PerProcess`] holds a value that each process makes for
-//! itself. A fork is detected because `crate::engine::fork` arranges for the child to call [`begin_child`] before anything
-//! else; a `clone` or `vfork` that skips this call is not detected.
+//! itself. A fork is detected because `crate::engine::fork` arranges for the child to call [`begin_child`] before
+//! anything else; a `clone` or `vfork` that skips this call is not detected.
 
 use crate::sync::edge::{self, acquire, release};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};

@@ -3,9 +3,9 @@
 //! On x86-64, reading the counter takes about 10 ns, less than half as long as [`Instant::now`]. The counter is used if
 //! the processor reports that it runs at a constant rate in every power state ("invariant": Intel, Software Developer's
 //! Manual, volume 3, section 19.17.1; AMD, Architecture Programmer's Manual, volume 3, function 8000 0007 of CPUID).
-//! Linux compares the counters of all cores with each other and with another clock, and stops using them if they differ;
-//! then they are not used here either. Two readings ordered by a message between threads have never been observed out of
-//! order.
+//! Linux compares the counters of all cores with each other and with another clock, and stops using them if they
+//! differ; then they are not used here either. Two readings ordered by a message between threads have never been
+//! observed out of order.
 
 use std::{
     sync::OnceLock,

@@ -132,7 +132,8 @@ pub(crate) mod locks {
     /// The descriptor of this process's locks, or -1.
     static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
-    /// Closes the parent's locks in a forked child, which would otherwise keep them when the parent ends. Takes no lock.
+    /// Closes the parent's locks in a forked child, which would otherwise keep them when the parent ends. Takes no
+    /// lock.
     #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
     pub(crate) fn leave() {
         // Relaxed: there is no other thread.

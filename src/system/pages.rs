@@ -136,8 +136,8 @@ pub(crate) unsafe fn free(memory: NonNull<u8>, layout: Layout) {
     unsafe { imp::free(memory.as_ptr(), layout) }
 }
 
-/// Gives the whole pages in `len` bytes of memory back to the system, if it takes them. Afterwards, each byte has its old
-/// value or is zero.
+/// Gives the whole pages in `len` bytes of memory back to the system, if it takes them. Afterwards, each byte has its
+/// old value or is zero.
 ///
 /// # Safety
 /// 1. The bytes are part of memory from [`allocate`] that has not been freed, and nothing needs their contents.

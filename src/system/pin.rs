@@ -75,8 +75,8 @@ impl EngineCores {
 /// The time between two looks at a worker's core. Not tuned: a look takes 5 µs.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
-/// How long a worker runs unpinned once that has turned out to be better. Each time in a row is twice as long as the one
-/// before, up to the maximum. Not tuned: trying the core again takes one look, a hundredth of the shortest time.
+/// How long a worker runs unpinned once that has turned out to be better. Each time in a row is twice as long as the
+/// one before, up to the maximum. Not tuned: trying the core again takes one look, a hundredth of the shortest time.
 const APART: Duration = Duration::from_secs(10);
 const LONGEST_APART: Duration = Duration::from_secs(300);
 
@@ -215,8 +215,8 @@ impl Pin {
         Some(placement)
     }
 
-    /// Returns the share of its waits in the time during which the thread has run or was ready to run, since a share was
-    /// last known. Returns `None` if too little has happened or Linux does not count it.
+    /// Returns the share of its waits in the time during which the thread has run or was ready to run, since a share
+    /// was last known. Returns `None` if too little has happened or Linux does not count it.
     fn share_of_waits(&self) -> Option<f64> {
         let now = ThreadTimes::read()?;
         let Some(before) = self.times.get() else {

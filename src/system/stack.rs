@@ -10,8 +10,8 @@ const DEFAULT_SIZE: usize = 4 << 20;
 /// use 34 KiB when reclaiming what other operations have retired.
 const OWN: usize = 64 << 10;
 
-/// The number of bytes that a ready loop takes before it calls a program function. It was measured to take 3 KiB without
-/// optimization.
+/// The number of bytes that a ready loop takes before it calls a program function. It was measured to take 3 KiB
+/// without optimization.
 const LOOP: usize = 8 << 10;
 
 /// The smallest number of bytes that a program function can be promised.

@@ -78,8 +78,8 @@ pub(crate) fn keep_to_one(core: usize) -> bool {
     core_affinity::set_for_current(CoreId { id: core })
 }
 
-/// Returns `cores` in the order in which an engine with fewer workers uses them: first one logical core of each physical
-/// core, those of one package after those of another.
+/// Returns `cores` in the order in which an engine with fewer workers uses them: first one logical core of each
+/// physical core, those of one package after those of another.
 pub(super) fn spread(cores: &[usize]) -> Vec<usize> {
     spread_by(cores, Path::new("/sys/devices/system/cpu"))
 }

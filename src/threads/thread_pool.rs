@@ -98,8 +98,8 @@ fn next_engine() -> u64 {
 thread_static!(static STARTED_FOR: Cell<u64> = Cell::new(0));
 
 impl<T: Send + 'static> ThreadPool<T> {
-    /// Creates the lanes and workers of an engine that may use `cores`. The first workers are pinned, each to one of the
-    /// cores in `claims`. If they `give_way`, they leave their cores while others compute there.
+    /// Creates the lanes and workers of an engine that may use `cores`. The first workers are pinned, each to one of
+    /// the cores in `claims`. If they `give_way`, they leave their cores while others compute there.
     /// [`spawn`](Self::spawn) starts the workers' threads.
     pub(crate) fn new(
         specs: &[LaneSpec],

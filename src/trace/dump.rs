@@ -267,8 +267,8 @@ impl Dump {
     }
 
     /// Returns a cycle of operations, as indices into [`ops`](Self::ops): each waits for the next, and the last for the
-    /// first. Operations can form a cycle only if functions wait. One that waits for units waits for each operation that
-    /// holds some, although it may need only some of these to end.
+    /// first. Operations can form a cycle only if functions wait. One that waits for units waits for each operation
+    /// that holds some, although it may need only some of these to end.
     ///
     /// The cycle is a shortest one unless there are many: the search starts from at most 64 operations and follows each
     /// wait at most once from each of them.

@@ -58,8 +58,8 @@ const MOST_UNWRITTEN: usize = 256 << 20;
 /// The time between two readings of the rings for a file. Not tuned.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// The number of sites that a thread remembers, a power of two. Not tuned: more than most threads push from. A site that
-/// has been forgotten is written again.
+/// The number of sites that a thread remembers, a power of two. Not tuned: more than most threads push from. A site
+/// that has been forgotten is written again.
 const SITES: usize = 256;
 
 /// A log of the operations that an engine runs: their places in the one order of pushes, the arguments of those of
@@ -165,13 +165,13 @@ impl Log {
         Self::with_file(None)
     }
 
-    /// Creates a log in the file at `path`, which is overwritten if it exists. A thread of the engine writes to it every
-    /// few milliseconds, so the entries of the last moments are missing if the process is killed; what is there can be
-    /// read. The file is complete when the engine has ended: a program should drop its engine or shut it down before
-    /// exiting.
+    /// Creates a log in the file at `path`, which is overwritten if it exists. A thread of the engine writes to it
+    /// every few milliseconds, so the entries of the last moments are missing if the process is killed; what is there
+    /// can be read. The file is complete when the engine has ended: a program should drop its engine or shut it down
+    /// before exiting.
     ///
-    /// If the file cannot be written later, for instance because the disk is full, or if 256 MiB wait to be written, the
-    /// log ends, an error is logged, and [`shutdown`](crate::Engine::shutdown) returns
+    /// If the file cannot be written later, for instance because the disk is full, or if 256 MiB wait to be written,
+    /// the log ends, an error is logged, and [`shutdown`](crate::Engine::shutdown) returns
     /// [`ShutdownError::Log`](crate::error::ShutdownError::Log). The operations go on.
     ///
     /// ```
@@ -315,8 +315,8 @@ impl Log {
     /// Logs that the operation that this thread has just started is a run of the operator `operator`.
     #[inline]
     pub(crate) fn run(&self, operator: u32, chosen: &[u64], encode: impl FnOnce(&mut Vec<u8>)) {
-        // The encoding is program code, which may write to another log, so no writing end is in use meanwhile. If it panics
-        // or starts an operation here, the start is written without its argument.
+        // The encoding is program code, which may write to another log, so no writing end is in use meanwhile. If it
+        // panics or starts an operation here, the start is written without its argument.
         let mut argument = self.with_writer(|writer| writer.made.take()).unwrap_or_default();
         argument.clear();
         encode(&mut argument);
@@ -340,8 +340,8 @@ impl Log {
 
     #[inline(always)]
     fn with_writer<R>(&self, f: impl FnOnce(&LogWriter) -> R) -> Option<R> {
-        // SAFETY: (1): the log's rings are dropped with it, except those that their threads have left, and no thread leaves
-        // a ring inside `f`, unless it then uses it no more. (2): `f` is one of this file's.
+        // SAFETY: (1): the log's rings are dropped with it, except those that their threads have left, and no thread
+        // leaves a ring inside `f`, unless it then uses it no more. (2): `f` is one of this file's.
         unsafe { per_thread::with(self.0.number, || self.0.new_writer(), f) }
     }
 }

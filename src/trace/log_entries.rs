@@ -2,9 +2,9 @@
 //!
 //! # Format
 //!
-//! A file begins with [`MAGIC`]. Behind it are blocks, each with the number of a stream, a length, a check sum and bytes.
-//! The bytes of a stream, put together, are records. A number in a record takes one byte for each 7 of its bits, so most
-//! take one or two.
+//! A file begins with [`MAGIC`]. Behind it are blocks, each with the number of a stream, a length, a check sum and
+//! bytes. The bytes of a stream, put together, are records. A number in a record takes one byte for each 7 of its bits,
+//! so most take one or two.
 //!
 //! | record | in | contents |
 //! |---|---|---|
@@ -267,8 +267,8 @@ pub struct LoggedAccess {
     pub variable: u64,
     /// How the operation uses the variable.
     pub mode: AccessMode,
-    /// The number of mutations of the variable that were pushed before the operation. Mutations by operations that other
-    /// operations have pushed count, too, so for the pushes from outside there may be gaps.
+    /// The number of mutations of the variable that were pushed before the operation. Mutations by operations that
+    /// other operations have pushed count, too, so for the pushes from outside there may be gaps.
     pub place: u64,
 }
 
@@ -287,15 +287,15 @@ impl LogEntry {
     }
 
     /// Returns the operation's accesses with their places, each variable once. The places are consistent with the one
-    /// order of pushes: of two operations that conflict on a variable, the one that was pushed first has the lower place
-    /// there, or both have the same, and the first one only reads.
+    /// order of pushes: of two operations that conflict on a variable, the one that was pushed first has the lower
+    /// place there, or both have the same, and the first one only reads.
     #[must_use]
     pub fn accesses(&self) -> &[LoggedAccess] {
         &self.accesses
     }
 
-    /// Returns the argument of a run of a logged operator, as its [`logged`](crate::Operator::logged) has written it. It is
-    /// empty for an operation that was skipped or cancelled.
+    /// Returns the argument of a run of a logged operator, as its [`logged`](crate::Operator::logged) has written it.
+    /// It is empty for an operation that was skipped or cancelled.
     #[must_use]
     pub fn argument(&self) -> &[u8] {
         &self.argument
@@ -307,8 +307,8 @@ impl LogEntry {
         self.clears
     }
 
-    /// Returns how the operation ended. An operation that had not ended when the log was read, or when its file ends, has
-    /// the outcome [`Succeeded`](Outcome::Succeeded).
+    /// Returns how the operation ended. An operation that had not ended when the log was read, or when its file ends,
+    /// has the outcome [`Succeeded`](Outcome::Succeeded).
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         self.outcome
@@ -366,8 +366,8 @@ impl LogEntries {
         Ok(Self::parse(&tables, streams.values().map(Vec::as_slice), is_whole))
     }
 
-    /// Returns the entries, in an order that is that of their starts on each thread. Those of several threads are not in
-    /// the order of pushes; a [`Replay`](crate::replay::Replay) on a naive engine runs them in such an order.
+    /// Returns the entries, in an order that is that of their starts on each thread. Those of several threads are not
+    /// in the order of pushes; a [`Replay`](crate::replay::Replay) on a naive engine runs them in such an order.
     pub fn iter(&self) -> std::slice::Iter<'_, LogEntry> {
         self.entries.iter()
     }
@@ -500,8 +500,8 @@ impl LogEntries {
         Some(())
     }
 
-    /// Leaves out the entries in `due`, and those that come behind missing ones. An entry from inside and its root stay or
-    /// go together.
+    /// Leaves out the entries in `due`, and those that come behind missing ones. An entry from inside and its root stay
+    /// or go together.
     fn leave_out(&mut self, mut due: Vec<usize>) {
         let entries = &self.entries;
         // Of each variable: the places of its accesses with their entries, and the place of the first missing mutation.

@@ -66,9 +66,9 @@ pub(super) unsafe fn with<W: WritingEnd, R>(
     if nearest != owner {
         end = find(owner, make)?;
     }
-    // SAFETY: the end is in its own allocation, which the thread's `Ends` own. An end is removed only by `find`, if it is
-    // abandoned, which (1) and (2) exclude inside `f`, and by the drop of the `Ends`, which are not dropped inside `f` and then
-    // make this function find nothing.
+    // SAFETY: the end is in its own allocation, which the thread's `Ends` own. An end is removed only by `find`, if it
+    // is abandoned, which (1) and (2) exclude inside `f`, and by the drop of the `Ends`, which are not dropped inside
+    // `f` and then make this function find nothing.
     Some(f(unsafe { &(*end).1 }))
 }
 

@@ -24,8 +24,8 @@ use crate::{
     system::panics,
 };
 
-/// The time between two readings of the rings, unless there is more to read. Unless the program has set its own recorder,
-/// a thread can push and run some 40,000 operations in this time without losing events. Not tuned.
+/// The time between two readings of the rings, unless there is more to read. Unless the program has set its own
+/// recorder, a thread can push and run some 40,000 operations in this time without losing events. Not tuned.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// What is written, and how.
@@ -91,9 +91,9 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
-    /// Starts writing what `recorder` records to the file at `path`, or to one with a [similar name](ProfileFile::open),
-    /// in Chrome's format if the name ends in `.json`, as a report if it ends in `.html`, and otherwise in Perfetto's
-    /// format. `spawn` starts the thread and sees to it that the thread is joined.
+    /// Starts writing what `recorder` records to the file at `path`, or to one with a [similar
+    /// name](ProfileFile::open), in Chrome's format if the name ends in `.json`, as a report if it ends in `.html`, and
+    /// otherwise in Perfetto's format. `spawn` starts the thread and sees to it that the thread is joined.
     pub(crate) fn begin(
         recorder: &Recorder,
         path: &Path,

@@ -1,7 +1,7 @@
 //! The file of a profile: which one it is, and whether it may be written.
 //!
-//! A file is known by its lock and its contents, not by its path, since several paths may lead to it. While a profile is
-//! written, its file is locked. The beginning of the file names the process that has written it, so that no process
+//! A file is known by its lock and its contents, not by its path, since several paths may lead to it. While a profile
+//! is written, its file is locked. The beginning of the file names the process that has written it, so that no process
 //! overwrites a profile of another one that is still there. Elsewhere than on Linux, files are not locked, and no
 //! process is known to be there but the calling one.
 

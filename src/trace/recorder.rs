@@ -5,10 +5,10 @@
 //! * The writing end of a ring: its owning thread, in a thread-local; see `per_thread.rs`.
 //! * The reading ends and the histories not yet taken: the holder of the lock.
 //!
-//! A writing thread waits for no lock and allocates nothing, except that its first event creates its ring, which the next
-//! reader finds among the arrivals, or takes over that of a thread that has ended: so there are as many rings as there
-//! have been threads at a time, until the next reading frees most of those that are idle. If the ring is full, or there
-//! is no memory for one, the event is only counted.
+//! A writing thread waits for no lock and allocates nothing, except that its first event creates its ring, which the
+//! next reader finds among the arrivals, or takes over that of a thread that has ended: so there are as many rings as
+//! there have been threads at a time, until the next reading frees most of those that are idle. If the ring is full, or
+//! there is no memory for one, the event is only counted.
 //!
 //! The names of variables and the list of engines have locks of their own, held for moments.
 //!
@@ -260,7 +260,8 @@ impl Recorder {
         self.read_some(interval, usize::MAX).0
     }
 
-    /// Like [`read`](Self::read), but reads about `limit` slots of each ring at most. Also returns whether more were there.
+    /// Like [`read`](Self::read), but reads about `limit` slots of each ring at most. Also returns whether more were
+    /// there.
     fn read_some(&self, interval: Duration, limit: usize) -> (MutexGuard<'_, RecorderState>, bool) {
         let pending = self.pending_after_losses(interval);
         let mut state = lock(&self.shared.state);
@@ -615,8 +616,8 @@ impl RecorderState {
         }
     }
 
-    /// Reads all rings and adds their events to the histories. Reads about `limit` slots of each ring at most, and returns
-    /// whether more were there.
+    /// Reads all rings and adds their events to the histories. Reads about `limit` slots of each ring at most, and
+    /// returns whether more were there.
     fn read(&mut self, shared: &RecorderShared, limit: usize) -> bool {
         let clock = &shared.clock;
         // The rings are read one after the other, so an event may be found although an earlier one, in a ring that had

@@ -149,8 +149,8 @@ struct Shape(u8);
 
 impl Shape {
     const SEVERAL: u8 = 1;
-    /// The size is in the bits from this one on. So the index in an array whose elements have a size of a power of two is
-    /// found without a shift.
+    /// The size is in the bits from this one on. So the index in an array whose elements have a size of a power of two
+    /// is found without a shift.
     const SIZE: u32 = 6;
 
     #[inline]
@@ -259,8 +259,8 @@ impl<T> Access<T> {
     }
 
     pub(super) fn op(&self) -> Option<&Op<T>> {
-        // SAFETY: the operation's record contains the access, or has a share for its block, so the record is alive as long
-        // as the access.
+        // SAFETY: the operation's record contains the access, or has a share for its block, so the record is alive as
+        // long as the access.
         unsafe { self.op.as_ref() }
     }
 

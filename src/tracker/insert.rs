@@ -83,8 +83,8 @@ fn finish_sole_push<T>(
     (satisfied == 1, rejected)
 }
 
-/// [Finishes](finish_push) the push of an operation that does not have exactly one access. Returns whether the operation
-/// is ready, and whether it was rejected.
+/// [Finishes](finish_push) the push of an operation that does not have exactly one access. Returns whether the
+/// operation is ready, and whether it was rejected.
 #[inline(always)]
 fn finish_push_of_several<T>(own: &Op<T>, inserted: usize, satisfied: u32, guard: &Guard) -> (bool, bool) {
     match own.accesses_in_record() {
@@ -125,8 +125,8 @@ fn push_accesses<'a, T: 'a>(
     end_push(own, satisfied, LinkedBy::Pusher)
 }
 
-/// [Finishes](finish_push_of_several) the push of an operation of which a helper has linked an access. The accesses that
-/// remain to be inserted are those counted in `left`.
+/// [Finishes](finish_push_of_several) the push of an operation of which a helper has linked an access. The accesses
+/// that remain to be inserted are those counted in `left`.
 #[cold]
 #[inline(never)]
 fn finish_helped_push<T>(own: &Op<T>, mut left: u32, mut satisfied: u32, guard: &Guard) -> (bool, bool) {
@@ -295,8 +295,8 @@ pub(super) fn help<'g, T>(mut target: &'g Op<T>, guard: &'g Guard) {
     }
 }
 
-/// Appends `access`, with this value of [`left_at`](Op::left_at), to its variable's queue, unless it is already there or
-/// a half-pushed operation is in the way.
+/// Appends `access`, with this value of [`left_at`](Op::left_at), to its variable's queue, unless it is already there
+/// or a half-pushed operation is in the way.
 #[inline(always)]
 pub(super) fn insert<'g, T>(
     target: &Op<T>,

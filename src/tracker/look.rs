@@ -14,8 +14,8 @@ use crate::{
     },
 };
 
-/// The maximum number of operations listed as waiting for an access that does not mutate. Not tuned: any number of waits
-/// can be behind any number of readers.
+/// The maximum number of operations listed as waiting for an access that does not mutate. Not tuned: any number of
+/// waits can be behind any number of readers.
 pub const MAX_SUCCESSORS: usize = 32;
 
 /// The state of an access as seen from outside.
@@ -43,12 +43,12 @@ impl<T> Access<T> {
 
 /// Finds the operations that wait for accesses, of any number of accesses.
 ///
-/// What is behind a reader is remembered. So a thread that looks at all accesses of a queue visits each reader once, and
-/// not once for each reader before it.
+/// What is behind a reader is remembered. So a thread that looks at all accesses of a queue visits each reader once,
+/// and not once for each reader before it.
 pub struct Successors<'g, T> {
     pinned: PhantomData<&'g Guard>,
-    /// For accesses visited so far: the next access behind them that is not a reader. If there was none, the last reader
-    /// behind them, since another access may have been linked behind it in the meantime.
+    /// For accesses visited so far: the next access behind them that is not a reader. If there was none, the last
+    /// reader behind them, since another access may have been linked behind it in the meantime.
     behind: HashMap<*const Access<T>, &'g Access<T>>,
 }
 
@@ -65,8 +65,8 @@ impl<'g, T> Successors<'g, T> {
     }
 
     /// Calls `f` with each operation known to wait directly for `access`: those behind it up to and including the next
-    /// writer, except the readers if `access` does not mutate. In that case, calls `f` at most [`MAX_SUCCESSORS`] times.
-    /// If `access` is already done, does nothing.
+    /// writer, except the readers if `access` does not mutate. In that case, calls `f` at most [`MAX_SUCCESSORS`]
+    /// times. If `access` is already done, does nothing.
     pub fn each(&mut self, access: &Access<T>, mut f: impl FnMut(&Op<T>)) {
         if access.standing() == Standing::Done {
             return;

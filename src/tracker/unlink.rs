@@ -6,10 +6,10 @@
 //!
 //! # Who unlinks, and where
 //!
-//! [`is_sampled`] picks one in 128 completions at random, so no pattern in a program's operations leaves a variable out.
-//! A picked completion pins the thread, and for each reader of its operation takes the variable's *front*, if no other
-//! thread has it. The front is a reader that an earlier picked completion has left there. The thread unlinks what is
-//! stranded behind the front. If that is little, readers do not complete in the order of their queue, and the thread
+//! [`is_sampled`] picks one in 128 completions at random, so no pattern in a program's operations leaves a variable
+//! out. A picked completion pins the thread, and for each reader of its operation takes the variable's *front*, if no
+//! other thread has it. The front is a reader that an earlier picked completion has left there. The thread unlinks what
+//! is stranded behind the front. If that is little, readers do not complete in the order of their queue, and the thread
 //! also unlinks what is stranded behind its own access. If that includes the front, or if there is none, its own access
 //! becomes the front. So the front only moves forward when it is spent.
 //!
@@ -61,8 +61,8 @@ const MAX_UNLINKED: u32 = 512;
 /// If fewer readers are unlinked from the front, others are looked for. Not tuned.
 const FEW: u32 = 16;
 
-// The number of completions before the next picked one, and the state of a generator of random numbers, which is 0 until
-// the first choice.
+// The number of completions before the next picked one, and the state of a generator of random numbers, which is 0
+// until the first choice.
 thread_static!(static UNPICKED: Cell<u32> = Cell::new(0));
 thread_static!(static RANDOM: Cell<u32> = Cell::new(0));
 
@@ -79,8 +79,8 @@ pub(super) fn is_sampled() -> bool {
     })
 }
 
-/// Chooses the number of completions before the next picked one: from 64 to 191, and on a new thread from 0 to 127, since
-/// it may end soon. Returns whether the current completion is picked.
+/// Chooses the number of completions before the next picked one: from 64 to 191, and on a new thread from 0 to 127,
+/// since it may end soon. Returns whether the current completion is picked.
 #[cold]
 fn choose_next(unpicked: &Cell<u32>) -> bool {
     static THREADS: AtomicU32 = AtomicU32::new(1);
@@ -141,8 +141,8 @@ fn complete_reader<T>(access: &Access<T>, guard: &Guard, ready: &mut ReadyList<T
     spent
 }
 
-/// Makes `access` the front, unless it is, or soon will be, spent. It has [noted](Access::may_be_front) that it may become
-/// the front. The thread has taken the front, and was pinned before `access` was done.
+/// Makes `access` the front, unless it is, or soon will be, spent. It has [noted](Access::may_be_front) that it may
+/// become the front. The thread has taken the front, and was pinned before `access` was done.
 fn become_front<T>(access: &Access<T>) {
     access.queue().front.set(access);
     // A thread that has changed the word before may have looked for the access at the front in vain. One that sets
@@ -153,8 +153,8 @@ fn become_front<T>(access: &Access<T>) {
     }
 }
 
-/// Unlinks stranded readers behind `from`, which was in its queue after this thread was pinned. Returns their number. The
-/// thread has taken the front.
+/// Unlinks stranded readers behind `from`, which was in its queue after this thread was pinned. Returns their number.
+/// The thread has taken the front.
 fn unlink_behind<T>(from: &Access<T>, guard: &Guard) -> u32 {
     let (mut at, mut passed, mut unlinked) = (from, 0, 0);
     while passed < MAX_PASSED && unlinked < MAX_UNLINKED {

@@ -330,7 +330,8 @@ pub(crate) fn for_all(core: &Core, deadline: Option<Instant>) -> Result<(), Wait
     first_unreported(core)
 }
 
-/// Waits until no operation is pending, not even one that was pushed meanwhile. Returns a failure that was not reported.
+/// Waits until no operation is pending, not even one that was pushed meanwhile. Returns a failure that was not
+/// reported.
 pub(crate) fn until_idle(core: &Core, deadline: Option<Instant>) -> Result<(), WaitError> {
     until_idle_or_failed(core, deadline)?;
     first_unreported(core)

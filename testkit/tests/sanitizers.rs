@@ -2,11 +2,11 @@
 //! (`besides`), a planted bug for each sanitizer in an engine's operations, and counterparts without the bugs.
 //!
 //! Each planted bug runs in a separate process. The stage fails unless the matching sanitizer reports each bug, and
-//! reports nothing in the counterpart. These tests are ignored by default: without a sanitizer, those with a bug leak or
-//! have undefined behaviour, yet pass.
+//! reports nothing in the counterpart. These tests are ignored by default: without a sanitizer, those with a bug leak
+//! or have undefined behaviour, yet pass.
 //!
-//! One program for all saves time: instrumented code takes minutes to compile. In an ordinary build, the corpora and the
-//! soak test are among raddle's own tests.
+//! One program for all saves time: instrumented code takes minutes to compile. In an ordinary build, the corpora and
+//! the soak test are among raddle's own tests.
 
 #[cfg(raddle_sanitized)]
 #[path = "../../tests/contract/corpus.rs"]

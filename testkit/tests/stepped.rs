@@ -135,8 +135,8 @@ fn stepped<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Pushes operations on each of two variables in turn until `over`. If a thousand are pending, pushes only what a thread
-/// that stands still waits for.
+/// Pushes operations on each of two variables in turn until `over`. If a thousand are pending, pushes only what a
+/// thread that stands still waits for.
 fn push_beside(engine: &Engine, tokens: [&Var<()>; 2], over: &AtomicBool) {
     let ran: &'static AtomicU64 = Box::leak(Box::default());
     for (count, token) in (0..).zip(tokens.into_iter().cycle()) {
@@ -152,8 +152,8 @@ fn push_beside(engine: &Engine, tokens: [&Var<()>; 2], over: &AtomicBool) {
     }
 }
 
-/// Runs `scenario` on a new thread, which steps parts of it, while another thread pushes on a variable that the scenario
-/// uses, and on one of its own. Returns the number of instructions at which the thread stood still.
+/// Runs `scenario` on a new thread, which steps parts of it, while another thread pushes on a variable that the
+/// scenario uses, and on one of its own. Returns the number of instructions at which the thread stood still.
 fn others_push_on(engine: &Engine, shared: &Var<()>, scenario: impl FnOnce() + Send) -> u64 {
     REACHED.iter().for_each(|place| place.store(0, Relaxed));
     COUNT.store(0, Relaxed);

@@ -1,5 +1,5 @@
-//! In steady state, an operation allocates nothing: its record, its accesses and its function come from the pool. What a
-//! builder owns, it frees.
+//! In steady state, an operation allocates nothing: its record, its accesses and its function come from the pool. What
+//! a builder owns, it frees.
 //!
 //! The epoch allocates bags for retired objects, one per 1,250 operations; the test allows only slightly more.
 
@@ -143,7 +143,8 @@ fn a_refused_push_frees_its_error_even_if_the_drop_of_the_function_panics() {
     });
 }
 
-/// A variable is one block of memory. When it is freed, a pinned thread may still read it, which costs a share of a bag.
+/// A variable is one block of memory. When it is freed, a pinned thread may still read it, which costs a share of a
+/// bag.
 #[test]
 fn a_variable_is_one_allocation() {
     const VARIABLES: usize = 10_000;

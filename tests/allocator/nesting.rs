@@ -126,8 +126,8 @@ fn the_memory_of_nested_scopes_grows_with_their_number() {
     ];
     on_a_large_stack(move || {
         for (what, nest, limit) in cases {
-            // A naive engine runs every operation on this thread. A thread that sleeps in a wait has a list of what it is
-            // inside of, so each such thread makes the memory grow with the depth once more.
+            // A naive engine runs every operation on this thread. A thread that sleeps in a wait has a list of what it
+            // is inside of, so each such thread makes the memory grow with the depth once more.
             let (engine, deepest, before) = (naive(), Mutex::new(0), BYTES.load(Relaxed));
             nest(&engine, MANY, &|| *lock(&deepest) = BYTES.load(Relaxed));
             let each = (*lock(&deepest) - before) / MANY as isize;

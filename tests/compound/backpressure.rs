@@ -51,8 +51,8 @@ fn on_limited(kinds: &[EngineKind], workers: usize, limit: usize, f: impl Fn(Eng
     }
 }
 
-/// Two waits become ready at the same time. The first one makes room when it ends. This wakes a future, whose waker waits
-/// for the second.
+/// Two waits become ready at the same time. The first one makes room when it ends. This wakes a future, whose waker
+/// waits for the second.
 #[test]
 fn a_waker_told_of_room_may_wait_for_what_became_ready_with_it() {
     struct WaitsFor(Engine, Var<u64>, mpsc::Sender<()>);

@@ -769,7 +769,8 @@ fn a_handle_of_a_scope_cancels_an_operation_that_has_not_started() {
     });
 }
 
-/// A cancelled operation still waits for its turn. Here it waits for an operation that waits for the one around the scope.
+/// A cancelled operation still waits for its turn. Here it waits for an operation that waits for the one around the
+/// scope.
 #[test]
 fn a_cancelled_operation_of_a_scope_whose_turn_cannot_come_is_abandoned() {
     on_kinds(&KINDS, 1, |engine| {

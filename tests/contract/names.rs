@@ -92,8 +92,8 @@ fn a_push_that_a_concurrent_deletion_refuses_names_both() {
     });
 }
 
-/// Races pushes of `push` with deletions of its variables until some pushes have been refused. Asserts that each capture
-/// was dropped once.
+/// Races pushes of `push` with deletions of its variables until some pushes have been refused. Asserts that each
+/// capture was dropped once.
 fn race_with_deletions<const N: usize>(
     engine: &Engine,
     push: impl Fn(&Engine, &[Var<i32>; N], Droppable) -> Result<(), PushError> + Sync,

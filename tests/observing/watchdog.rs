@@ -43,7 +43,8 @@ fn each(
     }
 }
 
-/// Returns an engine with a simulated GPU and a watchdog, a receiver of the watchdog's reports, and a variable of the GPU.
+/// Returns an engine with a simulated GPU and a watchdog, a receiver of the watchdog's reports, and a variable of the
+/// GPU.
 fn engine_with_gpu(watchdog: Watchdog) -> (Engine, Receiver<WatchdogReport>, Var<DeviceVec<u64>>) {
     let (engine, reports) = engine(Engine::builder().gpu(SimulatedGpu::new()), EngineKind::PerDevice, watchdog);
     let value = engine.device_var(Device::Gpu(0), 4).unwrap();

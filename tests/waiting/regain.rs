@@ -87,8 +87,9 @@ fn after_a_wait_at_most_twice_as_many_functions_compute_as_there_are_workers() {
     }
 }
 
-/// A function that continues in place of an idle worker and then blocks delays operations only for a while. If the worker
-/// is not yet idle when the wait ends, the function receives the worker and blocks it too, so there are several attempts.
+/// A function that continues in place of an idle worker and then blocks delays operations only for a while. If the
+/// worker is not yet idle when the wait ends, the function receives the worker and blocks it too, so there are several
+/// attempts.
 #[test]
 fn an_idle_worker_ends_its_stay_if_the_function_in_its_place_blocks() {
     let _alone = common::alone();

@@ -37,8 +37,8 @@ impl fmt::Display for OpId {
     }
 }
 
-/// Maps and sets of operations and variables. Their numbers come from the recorder or from a log, so no more than mixing
-/// is needed.
+/// Maps and sets of operations and variables. Their numbers come from the recorder or from a log, so no more than
+/// mixing is needed.
 pub type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 /// See [`IdMap`].
 pub type IdSet<K> = HashSet<K, BuildHasherDefault<NumberHasher>>;
@@ -435,7 +435,8 @@ pub fn push(
 /// `priority_of` the priority for the number recorded with a push.
 ///
 /// # Safety
-/// 1. `next` yields the slots made by [`push`], [`brief_push`], [`ran`], [`arrived`] and [`short`], in order, each only once.
+/// 1. `next` yields the slots made by [`push`], [`brief_push`], [`ran`], [`arrived`] and [`short`], in order, each only
+///    once.
 pub unsafe fn read(
     mut next: impl FnMut() -> Option<RingSlot>,
     ticks_of: impl Fn(OpId) -> u64,

@@ -491,7 +491,8 @@ impl History {
         engines.push(engine);
     }
 
-    /// Forgets engines that are gone, and were gone when this was last called, so that all their events have been taken.
+    /// Forgets engines that are gone, and were gone when this was last called, so that all their events have been
+    /// taken.
     fn forget_engines(&mut self, is_open: impl Fn(u16) -> bool) {
         let gone: Vec<u16> =
             self.engines.iter().map(|engine| engine.number).filter(|&number| !is_open(number)).collect();

@@ -77,9 +77,9 @@ fn find(mut first: Option<&Arc<Interned>>, text: &str) -> Option<&'static str> {
 }
 
 impl Name {
-    /// Returns a name that owns no memory, so that a push with it costs as little as one with a `&'static str`. The text
-    /// is copied once for all calls with equal texts and is never freed: use this for a bounded number of texts, such as
-    /// those of a configuration.
+    /// Returns a name that owns no memory, so that a push with it costs as little as one with a `&'static str`. The
+    /// text is copied once for all calls with equal texts and is never freed: use this for a bounded number of texts,
+    /// such as those of a configuration.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -95,8 +95,8 @@ impl Trace {
     }
 
     /// Writes the trace as a single, self-contained HTML page. The page shows what bounds the running time and the
-    /// latency, how long operations of each name waited and ran, also the slowest 1 % of them, a timeline, how busy each
-    /// worker was, and which operations waited for which.
+    /// latency, how long operations of each name waited and ran, also the slowest 1 % of them, a timeline, how busy
+    /// each worker was, and which operations waited for which.
     ///
     /// The latency at the head of the page is the average time from push to end of the operations with one name. Of the
     /// names whose results no other name uses, or of all names if there are none, it is the one with the highest
@@ -174,8 +174,8 @@ impl Trace {
         let drawn = ops.len().min(MAX_DRAWN);
         let Choice { result, results, tied } = choose(&ops[..drawn], &index, &name_of, &priorities);
         let result = result.map_or("null".to_owned(), |name| name.to_string());
-        // The slowest of a name: how many, the sums of their latencies and of the parts of these, and the name for which
-        // they waited longest.
+        // The slowest of a name: how many, the sums of their latencies and of the parts of these, and the name for
+        // which they waited longest.
         let of_name = |slow: &Slowest| {
             let Slowest { count, took, operations, priority, worker, itself, before } = slow;
             let [took, operations, priority, worker, itself] =
@@ -276,8 +276,9 @@ struct Choice {
     tied: usize,
 }
 
-/// Chooses the name whose latency is at the head of the page: see [`Trace::write_report`]. `index` has the index of each
-/// operation, `name_of` that of each operation's name, and `priorities` the lowest and the highest priority of each name.
+/// Chooses the name whose latency is at the head of the page: see [`Trace::write_report`]. `index` has the index of
+/// each operation, `name_of` that of each operation's name, and `priorities` the lowest and the highest priority of
+/// each name.
 fn choose(ops: &[&TracedOp], index: &HashMap<OpId, usize>, name_of: &[usize], priorities: &[(i32, i32)]) -> Choice {
     let mut is_used = vec![false; priorities.len()];
     // For each name, the number and the sum of its latencies.

@@ -26,8 +26,8 @@ fn writer(world: &World, variables: Range<usize>) -> OpRef<Task> {
     world.op(&accesses)
 }
 
-/// Completes an operation on all variables, with another one behind its accesses to the variables `behind`, while a thread
-/// does what `beside` returns.
+/// Completes an operation on all variables, with another one behind its accesses to the variables `behind`, while a
+/// thread does what `beside` returns.
 #[track_caller]
 fn complete_beside<F: FnOnce() + 'static>(
     (bound, flavour): (usize, Flavour),

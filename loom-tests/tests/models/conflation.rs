@@ -171,7 +171,8 @@ fn a_run_that_has_entered_has_its_place() {
             let (conflation, place) = (Arc::clone(&conflation), Arc::clone(&place));
             thread::spawn(move || {
                 let Offered::Enters(entering, _value) = conflation.offer(1) else { panic!("no run is listed") };
-                // SAFETY: the other thread reads it only if it comes after the end of this push; the model verifies this.
+                // SAFETY: the other thread reads it only if it comes after the end of this push; the model verifies
+                // this.
                 place.1.with_mut(|place| unsafe { *place = 7 });
                 // Counts the run, without the lock.
                 drop(entering);

@@ -130,8 +130,8 @@ impl StopListener for Model {
     }
 }
 
-/// Another thread cancels the future's operation before, while or after the future, which a poll has left pending, begins
-/// to listen.
+/// Another thread cancels the future's operation before, while or after the future, which a poll has left pending,
+/// begins to listen.
 #[test]
 fn a_future_that_begins_to_sleep_while_it_is_cancelled_is_polled_again() {
     model(COMPLETE, Flavour::Contract, || {

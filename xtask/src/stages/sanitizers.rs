@@ -90,8 +90,8 @@ impl Sanitizer {
         if self.is_for_c() { self.library_for_c().run() } else { Ok(()) }
     }
 
-    /// Whether the examples of C run with the sanitizer. `capi/tests/c.rs` runs them with that of addresses, and GCC has
-    /// none of uninitialised memory.
+    /// Whether the examples of C run with the sanitizer. `capi/tests/c.rs` runs them with that of addresses, and GCC
+    /// has none of uninitialised memory.
     fn is_for_c(&self) -> bool {
         self.name == "thread"
     }
@@ -128,8 +128,8 @@ impl Sanitizer {
         require((0..100).any(|_| finds()), "the planted race in `pipeline.c` was not reported")
     }
 
-    /// Compiles a program of C or C++ with the sanitizer, and links it with the library and the runtime that the library
-    /// was compiled for.
+    /// Compiles a program of C or C++ with the sanitizer, and links it with the library and the runtime that the
+    /// library was compiled for.
     fn compile(&self, compiler: &str, source: &Path, folder: &Path) -> Result<PathBuf> {
         let program = folder.join(source.file_stem().unwrap_or_default());
         let object = program.with_extension("o");
