@@ -26,7 +26,7 @@ use crate::{
     sync::{
         Ordering::Relaxed,
         atomic::{AtomicPtr, AtomicUsize},
-        edge::{self, acquire, acquire_release, full_fence, release},
+        edge::{self, acquire, full_fence, release},
         shared::{Arc, Weak},
     },
 };
@@ -51,11 +51,11 @@ impl<T> Latest<T> {
 
     /// Replaces the value, and drops the last one unless others have shares in it.
     pub fn replace(&self, value: T) {
-        let order = acquire_release(edge::latest::REPLACED, edge::latest::STORED);
-        let old = self.value.swap(into_raw(value), order);
+        let old = self.value.swap(into_raw(value), release(edge::latest::STORED));
+        // Also acquires the value before.
+        full_fence(edge::latest::REPLACE);
         // SAFETY: the pointer comes from `into_raw`, and its share was that of `self`.
         let old = unsafe { Arc::from_raw(old) };
-        full_fence(edge::latest::REPLACE);
         if self.readers.load(acquire(edge::latest::NO_READER)) > 0 {
             // Before the share in the value ends: the value's drop may panic.
             let counts = Arc::downgrade(&old);
@@ -69,10 +69,11 @@ impl<T> Latest<T> {
     /// Returns a share in the last value.
     pub fn load(&self) -> Arc<T> {
         let _pinned = epoch::pin();
-        // Relaxed: the fence orders the change before the load of the pointer.
+        // Relaxed: the fence below orders the change before the load of the pointer.
         self.readers.fetch_add(1, Relaxed);
-        full_fence(edge::latest::READ);
         let value = loop {
+            // After a failed attempt, also acquires the replacement, which came before the end of the value's last share.
+            full_fence(edge::latest::READ);
             let value = self.value.load(acquire(edge::latest::LOADED));
             // SAFETY: the pointer comes from `into_raw`. Either its share is still that of `self`, or the thread that
             // has replaced it counts this reader and retires a weak share; in both cases, the counts outlive the pin.

@@ -364,15 +364,13 @@ edges! {
     latest {
         /// `Latest::replace`: the exchange of the pointer.
         ReleaseSide STORED;
-        /// `Latest::replace`: the pointer to the value before.
-        AcquireSide REPLACED;
         /// `Latest::load`: the pointer.
         AcquireSide LOADED;
         /// `Latest::load`: a reader that has its share is no longer counted.
         ReleaseSide SHARED unmodelled "loom changes counts of shares in the order of its schedule";
         /// `Latest::replace`: the number of readers.
         AcquireSide NO_READER unmodelled "loom changes counts of shares in the order of its schedule";
-        /// `Latest::load`, after the reader is counted.
+        /// `Latest::load`, after the reader is counted, and before the pointer is loaded again.
         Fence READ;
         /// `Latest::replace`, after the exchange.
         Fence REPLACE;

@@ -20,7 +20,7 @@ mod model {
     /// A value and its counts. The memory is never given back.
     #[derive(Debug)]
     #[repr(C)]
-    struct Shared<T> {
+    struct ValueAndCounts<T> {
         value: ManuallyDrop<T>,
         shares: AtomicUsize,
         /// The number of weak shares. All shares have one together.
@@ -31,28 +31,29 @@ mod model {
 
     /// A share in a value.
     #[derive(Debug)]
-    pub struct Arc<T>(NonNull<Shared<T>>);
+    pub struct Arc<T>(NonNull<ValueAndCounts<T>>);
 
     /// A share in the memory of a value and its counts.
     #[derive(Debug)]
-    pub(crate) struct Weak<T>(NonNull<Shared<T>>);
+    pub(crate) struct Weak<T>(NonNull<ValueAndCounts<T>>);
 
-    impl<T> Shared<T> {
+    impl<T> ValueAndCounts<T> {
         /// Returns the memory, which must not have been freed.
-        fn of(shared: &NonNull<Self>) -> &Self {
+        fn of(memory: &NonNull<Self>) -> &Self {
             // SAFETY: the memory is never given back.
-            let shared = unsafe { shared.as_ref() };
+            let memory = unsafe { memory.as_ref() };
             // SAFETY: the model fails if another thread changes the cell meanwhile.
-            assert!(!shared.freed.with(|freed| unsafe { *freed }), "use after reclamation");
-            shared
+            assert!(!memory.freed.with(|freed| unsafe { *freed }), "use after reclamation");
+            memory
         }
     }
 
     impl<T> Arc<T> {
         pub(crate) fn new(value: T) -> Self {
             let [shares, weak] = [1, 1].map(AtomicUsize::new);
-            let shared = Shared { value: ManuallyDrop::new(value), shares, weak, freed: UnsafeCell::new(false) };
-            Self(NonNull::from(Box::leak(Box::new(shared))))
+            let memory =
+                ValueAndCounts { value: ManuallyDrop::new(value), shares, weak, freed: UnsafeCell::new(false) };
+            Self(NonNull::from(Box::leak(Box::new(memory))))
         }
 
         pub(crate) fn into_raw(this: Self) -> *const T {
@@ -68,7 +69,7 @@ mod model {
 
         pub(crate) fn downgrade(this: &Self) -> Weak<T> {
             // Relaxed: this share keeps the memory.
-            Shared::of(&this.0).weak.fetch_add(1, Relaxed);
+            ValueAndCounts::of(&this.0).weak.fetch_add(1, Relaxed);
             Weak(this.0)
         }
     }
@@ -84,7 +85,10 @@ mod model {
         pub(crate) fn upgrade(&self) -> Option<Arc<T>> {
             let more = |shares| (shares > 0).then_some(shares + 1);
             // Acquire: as `std` does. Relaxed: nothing is used then.
-            Shared::of(&self.0).shares.fetch_update(Acquire, Relaxed, more).ok().map(|_| Arc(self.0))
+            let before = ValueAndCounts::of(&self.0).shares.fetch_update(Acquire, Relaxed, more);
+            // Another thread may have freed the memory before the change.
+            ValueAndCounts::of(&self.0);
+            before.ok().map(|_| Arc(self.0))
         }
     }
 
@@ -92,14 +96,14 @@ mod model {
         type Target = T;
 
         fn deref(&self) -> &T {
-            &Shared::of(&self.0).value
+            &ValueAndCounts::of(&self.0).value
         }
     }
 
     impl<T> Drop for Arc<T> {
         fn drop(&mut self) {
             // Each share hands over its uses of the value; the last one takes them over.
-            if Shared::of(&self.0).shares.fetch_sub(1, AcqRel) == 1 {
+            if ValueAndCounts::of(&self.0).shares.fetch_sub(1, AcqRel) == 1 {
                 // SAFETY: this was the last share, and no share is added to none.
                 unsafe { ManuallyDrop::drop(&mut self.0.as_mut().value) };
                 drop(Weak(self.0));
@@ -109,11 +113,11 @@ mod model {
 
     impl<T> Drop for Weak<T> {
         fn drop(&mut self) {
-            let shared = Shared::of(&self.0);
+            let memory = ValueAndCounts::of(&self.0);
             // Each share hands over its uses of the memory; the last one takes them over.
-            if shared.weak.fetch_sub(1, AcqRel) == 1 {
+            if memory.weak.fetch_sub(1, AcqRel) == 1 {
                 // SAFETY: the model fails if another thread uses the cell meanwhile, or later.
-                shared.freed.with_mut(|freed| unsafe { *freed = true });
+                memory.freed.with_mut(|freed| unsafe { *freed = true });
             }
         }
     }

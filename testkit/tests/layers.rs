@@ -291,11 +291,11 @@ fn cycles_have_at_most_three_files() {
 }
 
 /// Only `sync::edge` names orderings other than `Relaxed`, so each one belongs to an edge. The models that stand in for
-/// crossbeam's crates have orderings of their own.
+/// crossbeam's crates and for `std`'s `Arc` have orderings of their own.
 #[test]
 #[cfg_attr(miri, ignore = "reads files")]
 fn each_ordering_is_that_of_an_edge() {
-    let models = ["memory::epoch", "sync", "sync::announced", "sync::deque", "sync::edge"];
+    let models = ["memory::epoch", "sync", "sync::announced", "sync::deque", "sync::edge", "sync::shared"];
     let words = ["Ordering::Acquire", "Ordering::Release", "AcqRel", "SeqCst", "Ordering::{"];
     let named: Vec<_> = sources()
         .iter()

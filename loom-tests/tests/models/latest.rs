@@ -44,7 +44,7 @@ impl Drop for Value {
 #[test]
 fn readers_beside_replacements_have_whole_values() {
     static NEW: AtomicBool = AtomicBool::new(false);
-    model(COMPLETE, ContractForReaders, || {
+    model(3, ContractForReaders, || {
         let dropped = Arc::new(AtomicUsize::new(0));
         let latest = Arc::new(Latest::new(Value::new(1, &dropped)));
         let read = Arc::clone(&latest);
@@ -90,6 +90,6 @@ kills! {
         "step::RETIRE": "use after reclamation" | "Causality violation",
     }
     two_threads_replace_a_value {
-        "latest::REPLACED": "Causality violation",
+        "latest::REPLACE": "Causality violation",
     }
 }
