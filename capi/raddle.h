@@ -223,8 +223,8 @@ typedef struct raddle_stats {
 } raddle_stats;
 
 /**
- * A token: operations that name the same one run in push order if one of them mutates it. One word; copies are the same
- * handle, and one `raddle_token_free` or `raddle_token_delete` ends it.
+ * A token: operations that name the same one run in push order if one of them mutates it. One word; copies are the
+ * same handle, and one `raddle_token_free` or `raddle_token_delete` ends it.
  */
 typedef struct raddle_token {
     /** Private. */
@@ -232,8 +232,8 @@ typedef struct raddle_token {
 } raddle_token;
 
 /**
- * An operation's failure, as a call has reported it. To be freed with `raddle_failure_free`, unless a callback received
- * it.
+ * An operation's failure, as a call has reported it. To be freed with `raddle_failure_free`, unless a callback
+ * received it.
  */
 typedef struct raddle_failure {
     /** Private. */
@@ -253,8 +253,8 @@ typedef struct raddle_group {
 } raddle_group;
 
 /**
- * An operation to push. All zeros except `size` and `function` is an operation without tokens. A push reads it, and keeps
- * nothing of it but the function and its data. `RADDLE_OP` sets the size.
+ * An operation to push. All zeros except `size` and `function` is an operation without tokens. A push reads it, and
+ * keeps nothing of it but the function and its data. `RADDLE_OP` sets the size.
  */
 typedef struct raddle_op {
     /** `sizeof(raddle_op)`. */
@@ -266,8 +266,8 @@ typedef struct raddle_op {
     /** For the function, on whatever thread that runs. */
     void *data;
     /**
-     * Called once with `data`, on any thread, once the function has returned or will not be called, also if the push is
-     * refused; null: nothing. It may push, but must not wait for this operation.
+     * Called once with `data`, on any thread, once the function has returned or will not be called, also if the push
+     * is refused; null: nothing. It may push, but must not wait for this operation.
      */
     raddle_callback drop;
     /** The tokens that it reads. */
@@ -307,8 +307,8 @@ typedef struct raddle_handle {
 } raddle_handle;
 
 /**
- * Receives the end of a wait: what the waiting call would have returned, and the failure, which is null unless the status
- * is `RADDLE_STATUS_FAILED`, and which is freed when the function returns.
+ * Receives the end of a wait: what the waiting call would have returned, and the failure, which is null unless the
+ * status is `RADDLE_STATUS_FAILED`, and which is freed when the function returns.
  */
 typedef void (*raddle_done)(void *data, enum raddle_status status, struct raddle_failure failure);
 
@@ -404,8 +404,9 @@ enum raddle_status raddle_engine_global(struct raddle_engine *engine);
 enum raddle_status raddle_engine_free(struct raddle_engine *engine);
 
 /**
- * Refuses pushes, waits until nothing is pending, and ends the threads. With `cancel`, operations that have not started
- * fail; otherwise, they run. `timeout_ns` limits the call in nanoseconds; negative: no limit. The handle stays valid.
+ * Refuses pushes, waits until nothing is pending, and ends the threads. With `cancel`, operations that have not
+ * started fail; otherwise, they run. `timeout_ns` limits the call in nanoseconds; negative: no limit. The handle stays
+ * valid.
  *
  * Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_TIMED_OUT` or `RADDLE_STATUS_THREADS` if operations or threads had not
  * ended by then, so that another call may wait again; `RADDLE_STATUS_FILE` if the engine has ended, but not its
@@ -545,8 +546,8 @@ enum raddle_status raddle_token_delete(struct raddle_engine engine,
 uint64_t raddle_token_version(struct raddle_token token);
 
 /**
- * Returns the failure that the token has now, without a wait, for `raddle_failure_free`; null if it has none, or the handle
- * is null. A pending operation may change it at any time. The failure does not count as reported.
+ * Returns the failure that the token has now, without a wait, for `raddle_failure_free`; null if it has none, or the
+ * handle is null. A pending operation may change it at any time. The failure does not count as reported.
  *
  * Threads: any. In operations: permitted. After a fork: null.
  *
@@ -585,8 +586,8 @@ enum raddle_status raddle_token_clear_failure(struct raddle_engine engine, struc
 enum raddle_status raddle_push(struct raddle_engine engine, const struct raddle_op *op);
 
 /**
- * Returns a handle to the engine that runs the operation, for use until its function returns, and not to be freed. Null
- * if the context is.
+ * Returns a handle to the engine that runs the operation, for use until its function returns, and not to be freed.
+ * Null if the context is.
  *
  * Threads: that of the function. In operations: only there. After a fork: permitted, and its calls are refused.
  *
@@ -657,8 +658,8 @@ struct raddle_completion raddle_context_completion(struct raddle_context *contex
 enum raddle_status raddle_completion_complete(struct raddle_completion completion);
 
 /**
- * Ends the operation: it has failed, with `code`, which must not be 0, a `message`, which is copied and may be null, and
- * a `payload`, with which `drop`, unless null, is called after the last use of the failure.
+ * Ends the operation: it has failed, with `code`, which must not be 0, a `message`, which is copied and may be null,
+ * and a `payload`, with which `drop`, unless null, is called after the last use of the failure.
  *
  * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the completion is all zeros or was used.
  *
@@ -703,8 +704,8 @@ enum raddle_status raddle_submit(struct raddle_engine engine, const struct raddl
 enum raddle_status raddle_handle_wait(struct raddle_handle *handle, int64_t timeout_ns, struct raddle_failure *failure);
 
 /**
- * Calls `function` with `data` once the operation has ended: before this returns, or on a thread that ends it. Uses the
- * handle up.
+ * Calls `function` with `data` once the operation has ended: before this returns, or on a thread that ends it. Uses
+ * the handle up.
  *
  * Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
  *
@@ -717,8 +718,8 @@ enum raddle_status raddle_handle_wait(struct raddle_handle *handle, int64_t time
 enum raddle_status raddle_handle_then(struct raddle_handle *handle, raddle_done function, void *data);
 
 /**
- * Cancels the operation. If its function has started, it runs to its end, but `raddle_context_is_cancelled` returns true
- * there, and this returns false. With `quietly`, tokens do not fail.
+ * Cancels the operation. If its function has started, it runs to its end, but `raddle_context_is_cancelled` returns
+ * true there, and this returns false. With `quietly`, tokens do not fail.
  *
  * Returns whether it was cancelled.
  *
@@ -727,8 +728,7 @@ enum raddle_status raddle_handle_then(struct raddle_handle *handle, raddle_done 
  * The caller promises:
  * 1. The handle was not freed, nor used up by a wait.
  */
-bool raddle_handle_cancel(struct raddle_handle handle,
-                          bool quietly);
+bool raddle_handle_cancel(struct raddle_handle handle, bool quietly);
 
 /**
  * Gives the handle up and stores null there. Null is permitted. The operation runs anyway.
@@ -751,16 +751,16 @@ enum raddle_status raddle_handle_free(struct raddle_handle *handle);
  * Threads: any. In operations: permitted. After a fork: `RADDLE_STATUS_FORKED`.
  *
  * The caller promises:
- * 1. As for `raddle_push`, but the function may be called any number of times, also at once. `made` is null or may be written
- *    to.
+ * 1. As for `raddle_push`, but the function may be called any number of times, also at once. `made` is null or may be
+ *    written to.
  */
 enum raddle_status raddle_operator_new(struct raddle_engine engine,
                                        const struct raddle_op *op,
                                        struct raddle_operator *made);
 
 /**
- * Pushes a run of the operator. `drop`, unless null, is called once with `argument`, after the run or instead of it, also
- * if the push is refused. For operators of up to 16 tokens without options, nothing is allocated.
+ * Pushes a run of the operator. `drop`, unless null, is called once with `argument`, after the run or instead of it,
+ * also if the push is refused. For operators of up to 16 tokens without options, nothing is allocated.
  *
  * Returns what `raddle_push` returns.
  *
@@ -770,9 +770,7 @@ enum raddle_status raddle_operator_new(struct raddle_engine engine,
  * 1. The operator was not freed.
  * 2. `argument` may be used on any thread, and `drop` called once with it.
  */
-enum raddle_status raddle_operator_push(struct raddle_operator of,
-                                        void *argument,
-                                        raddle_callback drop);
+enum raddle_status raddle_operator_push(struct raddle_operator of, void *argument, raddle_callback drop);
 
 /**
  * Frees an operator and stores null there. Null is permitted. Runs that were pushed still run.
@@ -790,11 +788,11 @@ enum raddle_status raddle_operator_free(struct raddle_operator *of);
  * Waits for operations on the token that were pushed before, of a `raddle_mode`, for at most `timeout_ns` nanoseconds;
  * negative: no limit.
  *
- * Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED` if the token has failed, with the failure stored at `failure` unless
- * that is null; `RADDLE_STATUS_TIMED_OUT`; or why it cannot wait here.
+ * Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED` if the token has failed, with the failure stored at `failure`
+ * unless that is null; `RADDLE_STATUS_TIMED_OUT`; or why it cannot wait here.
  *
- * Threads: any. In operations: permitted, but `RADDLE_STATUS_WOULD_DEADLOCK` if an operation awaited waits for this one,
- * and `RADDLE_STATUS_NOT_HERE` in functions that must not wait. After a fork: `RADDLE_STATUS_FORKED`.
+ * Threads: any. In operations: permitted, but `RADDLE_STATUS_WOULD_DEADLOCK` if an operation awaited waits for this
+ * one, and `RADDLE_STATUS_NOT_HERE` in functions that must not wait. After a fork: `RADDLE_STATUS_FORKED`.
  *
  * The caller promises:
  * 1. Neither the engine nor the token was freed. `failure` is null or may be written to.
@@ -806,8 +804,8 @@ enum raddle_status raddle_wait(struct raddle_engine engine,
                                struct raddle_failure *failure);
 
 /**
- * Calls `function` with `data` once what `raddle_wait` would wait for has ended: before this returns, or on a thread that
- * ends it.
+ * Calls `function` with `data` once what `raddle_wait` would wait for has ended: before this returns, or on a thread
+ * that ends it.
  *
  * Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
  *
@@ -839,8 +837,8 @@ enum raddle_status raddle_wait_then(struct raddle_engine engine,
 enum raddle_status raddle_wait_all(struct raddle_engine engine, int64_t timeout_ns, struct raddle_failure *failure);
 
 /**
- * Calls `function` with `data` once what `raddle_wait_all` would wait for has ended: before this returns, or on a thread
- * that ends it.
+ * Calls `function` with `data` once what `raddle_wait_all` would wait for has ended: before this returns, or on a
+ * thread that ends it.
  *
  * Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
  *
@@ -851,13 +849,11 @@ enum raddle_status raddle_wait_all(struct raddle_engine engine, int64_t timeout_
  * 1. The engine was not freed.
  * 2. `function` may be called once with `data`, on any thread.
  */
-enum raddle_status raddle_wait_all_then(struct raddle_engine engine,
-                                        raddle_done function,
-                                        void *data);
+enum raddle_status raddle_wait_all_then(struct raddle_engine engine, raddle_done function, void *data);
 
 /**
- * Waits until no operation is pending, not even one that was pushed during the call, for at most `timeout_ns` nanoseconds;
- * negative: no limit. A thread that keeps pushing prolongs it.
+ * Waits until no operation is pending, not even one that was pushed during the call, for at most `timeout_ns`
+ * nanoseconds; negative: no limit. A thread that keeps pushing prolongs it.
  *
  * Returns what `raddle_wait_all` returns.
  *
@@ -866,13 +862,11 @@ enum raddle_status raddle_wait_all_then(struct raddle_engine engine,
  * The caller promises:
  * 1. The engine was not freed. `failure` is null or may be written to.
  */
-enum raddle_status raddle_wait_idle(struct raddle_engine engine,
-                                    int64_t timeout_ns,
-                                    struct raddle_failure *failure);
+enum raddle_status raddle_wait_idle(struct raddle_engine engine, int64_t timeout_ns, struct raddle_failure *failure);
 
 /**
- * Calls `function` with `data` once what `raddle_wait_idle` would wait for has ended: before this returns, or on a thread
- * that ends it.
+ * Calls `function` with `data` once what `raddle_wait_idle` would wait for has ended: before this returns, or on a
+ * thread that ends it.
  *
  * Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
  *
@@ -883,13 +877,11 @@ enum raddle_status raddle_wait_idle(struct raddle_engine engine,
  * 1. The engine was not freed.
  * 2. `function` may be called once with `data`, on any thread.
  */
-enum raddle_status raddle_wait_idle_then(struct raddle_engine engine,
-                                         raddle_done function,
-                                         void *data);
+enum raddle_status raddle_wait_idle_then(struct raddle_engine engine, raddle_done function, void *data);
 
 /**
- * Calls `function` with `data`, during which the calling thread may use all cores of its engine. What the function starts,
- * such as the threads of OpenMP, inherits these instead of the one core of a pinned worker.
+ * Calls `function` with `data`, during which the calling thread may use all cores of its engine. What the function
+ * starts, such as the threads of OpenMP, inherits these instead of the one core of a pinned worker.
  *
  * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the function is null.
  *
@@ -898,12 +890,11 @@ enum raddle_status raddle_wait_idle_then(struct raddle_engine engine,
  * The caller promises:
  * 1. `function` may be called with `data`.
  */
-enum raddle_status raddle_unpinned(raddle_callback function,
-                                   void *data);
+enum raddle_status raddle_unpinned(raddle_callback function, void *data);
 
 /**
- * Calls `function` with `data`, in which an operation blocks on something foreign to the engine: its worker runs others
- * meanwhile.
+ * Calls `function` with `data`, in which an operation blocks on something foreign to the engine: its worker runs
+ * others meanwhile.
  *
  * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the function is null.
  *
@@ -967,8 +958,8 @@ void *raddle_failure_payload(struct raddle_failure failure);
 
 /**
  * Clears the failure on all tokens that it has reached or is yet to reach, and counts it as reported. Not ordered with
- * pushes: an operation pushed later is not skipped because of it, and one pushed earlier may be. To clear one token in push
- * order, use `raddle_token_clear_failure`. The handle stays valid.
+ * pushes: an operation pushed later is not skipped because of it, and one pushed earlier may be. To clear one token in
+ * push order, use `raddle_token_clear_failure`. The handle stays valid.
  *
  * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the handle is null.
  *
@@ -1009,8 +1000,8 @@ enum raddle_status raddle_group_new(struct raddle_engine engine,
                                     struct raddle_group *group);
 
 /**
- * Waits until the group's operations that were pushed before have ended, for at most `timeout_ns` nanoseconds; negative:
- * no limit.
+ * Waits until the group's operations that were pushed before have ended, for at most `timeout_ns` nanoseconds;
+ * negative: no limit.
  *
  * Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED` if one of them failed, with the failure of the earliest stored at
  * `failure` unless that is null; `RADDLE_STATUS_TIMED_OUT`.
@@ -1020,13 +1011,11 @@ enum raddle_status raddle_group_new(struct raddle_engine engine,
  * The caller promises:
  * 1. The group was not freed. `failure` is null or may be written to.
  */
-enum raddle_status raddle_group_wait(struct raddle_group group,
-                                     int64_t timeout_ns,
-                                     struct raddle_failure *failure);
+enum raddle_status raddle_group_wait(struct raddle_group group, int64_t timeout_ns, struct raddle_failure *failure);
 
 /**
- * Calls `function` with `data` once what `raddle_group_wait` would wait for has ended: before this returns, or on a thread
- * that ends it.
+ * Calls `function` with `data` once what `raddle_group_wait` would wait for has ended: before this returns, or on a
+ * thread that ends it.
  *
  * Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
  *
@@ -1037,13 +1026,11 @@ enum raddle_status raddle_group_wait(struct raddle_group group,
  * 1. The group was not freed.
  * 2. `function` may be called once with `data`, on any thread.
  */
-enum raddle_status raddle_group_then(struct raddle_group group,
-                                     raddle_done function,
-                                     void *data);
+enum raddle_status raddle_group_then(struct raddle_group group, raddle_done function, void *data);
 
 /**
- * Cancels what the group's operations have not started, also in groups inside it, and refuses to start others. In those
- * that run, `raddle_context_is_cancelled` returns true. With `quietly`, tokens do not fail.
+ * Cancels what the group's operations have not started, also in groups inside it, and refuses to start others. In
+ * those that run, `raddle_context_is_cancelled` returns true. With `quietly`, tokens do not fail.
  *
  * Returns `RADDLE_STATUS_OK`.
  *
