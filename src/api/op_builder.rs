@@ -1613,7 +1613,7 @@ impl<'e> OpBuilder<'e> {
             self.owned.spec.flags & flag::KEPT != 0 || Route::of(self.property, core.kind()).priority.is_some();
         self.finish(accesses, flags)?;
         let location = self.site(Location::caller());
-        let declared = self.owned.entries.clone();
+        let declared = Entries::clone(&self.owned.entries);
         let entries = match push::check_and_sort(core, &mut self.owned.entries, &self.owned.spec.name, location) {
             Ok(entries) => entries.into(),
             Err(error) => {

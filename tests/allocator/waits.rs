@@ -275,6 +275,18 @@ fn members_of_many_nested_groups_leave_no_memory_behind() {
     });
 }
 
+#[test]
+fn dropped_operators_leave_no_memory_behind() {
+    alone_on(&[EngineKind::Naive], 1, |engine| {
+        // As many as a list of accesses does not hold without an allocation.
+        let vars: Vec<_> = (0..40).map(|n| engine.var(n)).collect();
+        assert_flat("dropped operators", MANY, |_| {
+            let accesses: Vec<_> = vars.iter().map(Var::write).collect();
+            engine.op("").operator(accesses, |_| ()).expect("the engine should be open");
+        });
+    });
+}
+
 // ---------------------------------------------------------------------------------------------- waits for room ----
 
 /// The futures are dropped while the engine or a group is full, and after they have been woken because it has room.
