@@ -8,7 +8,7 @@
 //!   cancelled or one of the engine's operations fails;
 //! * every handle returns the result of its operation, even after the end of the engine;
 //! * acquiring variables succeeds, or the future returns the reason why not; a function is asked to stop only if its
-//!   engine is cancelled;
+//!   engine is cancelled or its deadline has passed;
 //! * a push is refused only for a valid reason, and a push outside operations is always refused after a shutdown of its
 //!   engine begun by the same thread. Some engines have a limit, and refuse pushes for lack of room only if they are
 //!   also stopped;
@@ -336,7 +336,12 @@ impl World {
         self.records[id].runs.fetch_add(1, SeqCst);
         let Some((cx, hands)) = cx else { return };
         // `cancelled` is set before a cancellation begins.
-        if cx.is_cancelled() && !self.engines[operation.engine].cancelled.load(SeqCst) {
+        let may_stop = || {
+            let deadline = self.records[id].deadline.get();
+            self.engines[operation.engine].cancelled.load(SeqCst)
+                || deadline.is_some_and(|time| *time <= Instant::now())
+        };
+        if cx.is_cancelled() && !may_stop() {
             self.violation(format!("operation {id} was asked to stop, but its engine cancels nothing"));
         }
         let engine = cx.engine();
