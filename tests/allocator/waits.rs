@@ -282,7 +282,7 @@ fn dropped_operators_leave_no_memory_behind() {
         let vars: Vec<_> = (0..40).map(|n| engine.var(n)).collect();
         assert_flat("dropped operators", MANY, |_| {
             let accesses: Vec<_> = vars.iter().map(Var::write).collect();
-            engine.op("").operator(accesses, |_| ()).expect("the engine should be open");
+            let _ = engine.op("").operator(accesses, |_| ()).expect("the engine should be open");
         });
     });
 }
