@@ -6,10 +6,10 @@ use raddle::Group;
 
 use crate::{
     engine::raddle_engine,
-    failure::{raddle_failure, report},
-    handles::{self, limit, require_place},
+    failure::raddle_failure,
+    handles::{self, require_place},
     status::{guarded, guarded_or, raddle_status},
-    wait::{Then, raddle_done},
+    wait::{Then, raddle_done, wait_within},
 };
 
 /// A group of operations, to wait for them or cancel them together: the `group` of a `raddle_op`.
@@ -73,9 +73,8 @@ pub unsafe extern "C" fn raddle_group_wait(
     guarded(|| {
         // SAFETY: (1).
         let group = unsafe { handles::get::<Group>(group.address) }?;
-        let result = limit(timeout_ns).map_or_else(|| group.wait(), |limit| group.wait_timeout(limit));
         // SAFETY: (1).
-        unsafe { report(result, failure) }
+        unsafe { wait_within(timeout_ns, group, Group::wait, Group::wait_timeout, failure) }
     })
 }
 

@@ -7,9 +7,10 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Wake, Waker},
+    time::Duration,
 };
 
-use raddle::WaitError;
+use raddle::{Engine, WaitError};
 
 use crate::{
     engine::{Shared, raddle_callback, raddle_engine},
@@ -184,6 +185,22 @@ pub unsafe extern "C" fn raddle_wait_then(
     })
 }
 
+/// Waits for `subject` without a limit or, unless `timeout_ns` is negative, with one, and [reports](report) the result.
+///
+/// # Safety
+/// 1. (1) of [`report`] holds for `failure`.
+pub(crate) unsafe fn wait_within<T>(
+    timeout_ns: i64,
+    subject: &T,
+    without: fn(&T) -> std::result::Result<(), WaitError>,
+    within: fn(&T, Duration) -> std::result::Result<(), WaitError>,
+    failure: *mut raddle_failure,
+) -> Result<()> {
+    let result = limit(timeout_ns).map_or_else(|| without(subject), |limit| within(subject, limit));
+    // SAFETY: (1).
+    unsafe { report(result, failure) }
+}
+
 /// Waits until all operations that were pushed before have ended, for at most `timeout_ns` nanoseconds; negative: no
 /// limit. Later pushes do not prolong it.
 ///
@@ -203,10 +220,8 @@ pub unsafe extern "C" fn raddle_wait_all(
     guarded(|| {
         // SAFETY: (1).
         let engine = unsafe { engine.get() }?;
-        let result =
-            limit(timeout_ns).map_or_else(|| engine.wait_for_all(), |limit| engine.wait_for_all_timeout(limit));
         // SAFETY: (1).
-        unsafe { report(result, failure) }
+        unsafe { wait_within(timeout_ns, engine, Engine::wait_for_all, Engine::wait_for_all_timeout, failure) }
     })
 }
 
@@ -254,10 +269,8 @@ pub unsafe extern "C" fn raddle_wait_idle(
     guarded(|| {
         // SAFETY: (1).
         let engine = unsafe { engine.get() }?;
-        let result =
-            limit(timeout_ns).map_or_else(|| engine.wait_until_idle(), |limit| engine.wait_until_idle_timeout(limit));
         // SAFETY: (1).
-        unsafe { report(result, failure) }
+        unsafe { wait_within(timeout_ns, engine, Engine::wait_until_idle, Engine::wait_until_idle_timeout, failure) }
     })
 }
 

@@ -420,8 +420,7 @@ public:
         if (kind == Kind::naive) return;
         flush();
         // Operations may push more.
-        do check(raddle_wait_all(engine, -1, nullptr), "WaitForAll");
-        while (raddle_engine_pending(engine) != 0);
+        check(raddle_wait_idle(engine, -1, nullptr), "WaitForAll");
         std::exception_ptr first;
         {
             std::lock_guard<std::mutex> lock(failures);

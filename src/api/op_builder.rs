@@ -1735,22 +1735,20 @@ impl<'e> OpBuilder<'e> {
         make: impl FnOnce(&Spec, &'static Location<'static>) -> J,
     ) -> Result<(), PushError> {
         if const { A::KIND.is(Kind::Completion) } {
-            return self
-                .enqueue_shortly(location, accesses, flag::ASYNC, |spec, location| Asynchronous(make(spec, location)));
+            return self.enqueue_shortly(location, accesses, |spec, location| Asynchronous(make(spec, location)));
         }
         if const { !A::KIND.is(Kind::Function) } {
             return self.enqueue(location, accesses, const { flags_of(A::KIND) }, make);
         }
-        self.enqueue_shortly(location, accesses, 0, make)
+        self.enqueue_shortly(location, accesses, make)
     }
 
-    /// [`enqueue_made`](Self::enqueue_made) for an operation that needs no stream and whose job has these flags.
+    /// [`enqueue_made`](Self::enqueue_made) for an operation that needs no stream.
     #[inline(always)]
     fn enqueue_shortly<A: ScopedAccesses, J: Job>(
         mut self,
         location: &'static Location<'static>,
         accesses: &A,
-        flags: u16,
         make: impl FnOnce(&Spec, &'static Location<'static>) -> J,
     ) -> Result<(), PushError> {
         if const { is_counted::<A>() } && self.is_bare && self.owned.entries.is_empty() {
@@ -1764,7 +1762,7 @@ impl<'e> OpBuilder<'e> {
             let (core, name, entries) = self.into_short();
             return push::push_short::<false, _>(core, name, location, entries, job);
         }
-        self.enqueue(location, &(), flags, make)
+        self.enqueue(location, &(), const { if J::ASYNC { flag::ASYNC } else { 0 } }, make)
     }
 
     /// Whether [`push_short`](push::push_short) may push the operation, whose accesses have been declared.

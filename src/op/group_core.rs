@@ -74,7 +74,7 @@ pub(crate) struct GroupCore {
     pushed: AtomicU64,
     /// Asks started members to stop.
     stop: Mutex<StopSource>,
-    /// Small as long as there are none.
+    /// `None` until a member fails or the program ignores failures.
     failures: Mutex<Option<Box<KeptFailures>>>,
     /// The bound on the members that run at a time, if there is one.
     bound: OnceLock<Arc<ResourceCore>>,
