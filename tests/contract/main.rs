@@ -7,6 +7,7 @@ mod affinity;
 mod api;
 mod bad_input;
 mod corpus;
+mod deferral;
 mod doctor;
 mod environment;
 mod fairness;
