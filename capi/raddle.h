@@ -20,7 +20,7 @@
  * Most functions return a raddle_status; after any but RADDLE_STATUS_OK, raddle_last_message() explains it, and nothing
  * was stored except a failure. Each function says from which threads it may be called, what it does inside operations
  * (and in other functions that an engine calls), and what it does in a forked child with what the parent has made: waits
- * and pushes return an error at once, and what frees does nothing. An engine that the child builds works there.
+ * and pushes return an error at once, and what frees only stores zeros. An engine that the child builds works there.
  *
  * Handles are structs of one to four words, passed by value. All zeros is no handle; every function refuses it or does
  * nothing. Functions that end a handle take its address and store zeros there; copies must not be used afterwards. A
@@ -57,19 +57,19 @@ typedef enum raddle_status {
     RADDLE_STATUS_TIMED_OUT = 2,
     /** The wait could never end, for example one for the calling operation itself. */
     RADDLE_STATUS_WOULD_DEADLOCK = 3,
-    /** Code that the engine calls here must neither wait nor push: a deletion, an observer, or a device function. */
+    /** A deletion must not wait, and an operation must not stop its engine or shut it down. */
     RADDLE_STATUS_NOT_HERE = 4,
     /** Too many operations wait inside their functions. */
     RADDLE_STATUS_TOO_MANY_WAITING = 5,
     /** The engine is shut down or shutting down. */
     RADDLE_STATUS_SHUT_DOWN = 6,
-    /** A limit on pending operations leaves no room. */
+    /** A limit on pending operations leaves no room, and the push was not to wait, or the engine is stopped. */
     RADDLE_STATUS_FULL = 7,
     /** A token was deleted before. */
     RADDLE_STATUS_DELETED = 8,
     /** A token belongs to another engine. */
     RADDLE_STATUS_FOREIGN = 9,
-    /** The flags of the operation exclude each other, or the engine has not what they ask for. */
+    /** The engine has not what the operation asks for. */
     RADDLE_STATUS_UNFIT = 10,
     /** The engine was built before this process was forked. Build another one here. */
     RADDLE_STATUS_FORKED = 11,
@@ -107,9 +107,12 @@ typedef enum raddle_choice {
 
 /** Flags of `raddle_op`. */
 typedef enum raddle_flags {
-    /** The operation may end later than its function, which then asks for `raddle_context_completion`. */
+    /**
+     * The operation may end later than its function, which then asks for `raddle_context_completion`. Its data and its
+     * argument are dropped as soon as the function has returned, so what goes on must have its own.
+     */
     RADDLE_FLAGS_ASYNC = 1,
-    /** It runs although a token that it names has failed. */
+    /** It runs although a token that it names has failed. That token stays failed even if it succeeds. */
     RADDLE_FLAGS_RUN_ALWAYS = 2,
     /** Like `RADDLE_FLAGS_RUN_ALWAYS`, and it is never cancelled. For clean-ups. */
     RADDLE_FLAGS_CLEANUP = 4,
@@ -182,7 +185,7 @@ typedef struct raddle_options {
     size_t prioritized_workers;
     /** The size of the threads' stacks in bytes; 0: the default. */
     size_t stack_size;
-    /** The number of pending operations from which on pushes from outside operations are held back; 0: none. */
+    /** The number of pending operations from which on `raddle_push` outside operations is held back; 0: none. */
     size_t max_pending;
     /** How long a worker searches before it sleeps, in nanoseconds; 0: the default, negative: it sleeps at once. */
     int64_t spin_ns;
@@ -278,17 +281,23 @@ typedef struct raddle_op {
     const struct raddle_token *writes;
     /** How many there are. */
     size_t write_count;
-    /** The tokens that it mutates whatever they were before: if it succeeds, their failures are cleared. */
+    /**
+     * The tokens that it mutates whatever they were before: if it succeeds, their failures are cleared, and count as
+     * reported.
+     */
     const struct raddle_token *overwrites;
     /** How many there are. */
     size_t overwrite_count;
-    /** The group to which it belongs; all zeros: none. */
+    /** The group to which it belongs, of the same engine; all zeros: none. */
     struct raddle_group group;
     /** Ready operations of higher priority run first; 0 is the default. */
     int32_t priority;
     /** A union of `raddle_flags`. */
     uint32_t flags;
-    /** The nanoseconds from now after which it fails unless it has started; 0: no deadline. */
+    /**
+     * The nanoseconds from now after which it fails unless it has started; 0: no deadline. Negative: it has passed. The
+     * failure comes in its turn, behind the operations before it.
+     */
     int64_t deadline_ns;
 } raddle_op;
 
@@ -376,7 +385,8 @@ enum raddle_status raddle_intern(const char *text, struct raddle_name *name);
 enum raddle_status raddle_engine_new(const struct raddle_options *options, struct raddle_engine *engine);
 
 /**
- * Stores at `engine` a handle to the process's own engine, which is built with the first handle and never ends.
+ * Stores at `engine` a handle to the process's own engine, which is built with the first handle and ends only by
+ * `raddle_engine_shutdown`. Each call makes a handle, for `raddle_engine_free`, which does not end this engine.
  *
  * Returns `RADDLE_STATUS_OK`, or what `raddle_engine_new` returns without options.
  *
@@ -391,7 +401,7 @@ enum raddle_status raddle_engine_global(struct raddle_engine *engine);
  * Drains the engine and ends its threads: operations run and may push more; then frees the handle and stores null
  * there. Null is permitted. Unreported failures are logged.
  *
- * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the handle was freed.
+ * Returns `RADDLE_STATUS_OK`; with debug assertions, `RADDLE_STATUS_INVALID` if the handle was freed.
  *
  * Threads: any one, once; no other call may use the handle then, except inside operations until this returns. In
  * operations: the engine ends in the background, so what runs there must no longer use the handle. After a fork: ends
@@ -433,8 +443,9 @@ enum raddle_status raddle_engine_shutdown(struct raddle_engine engine, bool canc
 enum raddle_status raddle_engine_notify_shutdown(struct raddle_engine engine);
 
 /**
- * Ends the threads and keeps what is pending, until `raddle_engine_start`. Waits for functions that run, for at most
- * `timeout_ns` nanoseconds; negative: no limit.
+ * Ends the threads and keeps what is pending, until `raddle_engine_start` or a shutdown. Waits for functions that run,
+ * for at most `timeout_ns` nanoseconds; negative: no limit. Meanwhile, eager operations still run in their pushes, and a
+ * push at a limit returns `RADDLE_STATUS_FULL`.
  *
  * Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_TIMED_OUT` if functions still run, so the engine goes on; or
  * `RADDLE_STATUS_THREADS` if it is stopped, but threads have not ended.
@@ -444,7 +455,8 @@ enum raddle_status raddle_engine_notify_shutdown(struct raddle_engine engine);
  * The caller promises:
  * 1. The handle was not freed.
  */
-enum raddle_status raddle_engine_stop(struct raddle_engine engine, int64_t timeout_ns);
+enum raddle_status raddle_engine_stop(struct raddle_engine engine,
+                                      int64_t timeout_ns);
 
 /**
  * Starts the threads of a stopped engine again.
@@ -483,7 +495,7 @@ enum raddle_status raddle_engine_dump(struct raddle_engine engine, char **text);
 /**
  * Stores the engine's counts at `stats`, and, unless `text` is null, tables with more there, for `raddle_text_free`.
  *
- * Returns `RADDLE_STATUS_OK`; or `RADDLE_STATUS_INVALID` if `stats` is null or its `size` is not that of the struct.
+ * Returns `RADDLE_STATUS_OK`; or `RADDLE_STATUS_INVALID` if `stats` is null or of a later version.
  *
  * Threads: any. In operations: permitted. After a fork: the counts are 0.
  *
@@ -508,7 +520,7 @@ enum raddle_status raddle_token_new(struct raddle_engine engine, struct raddle_n
 /**
  * Gives the token up and stores null there. Null is permitted. Operations that name it still run.
  *
- * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the handle was used.
+ * Returns `RADDLE_STATUS_OK`; with debug assertions, `RADDLE_STATUS_INVALID` if the handle was used.
  *
  * Threads: any one. In operations: permitted. After a fork: does nothing.
  *
@@ -519,7 +531,7 @@ enum raddle_status raddle_token_free(struct raddle_token *token);
 
 /**
  * Deletes the token: pushes that name it are refused from now on, and `function`, unless null, is called with `data`
- * once all earlier operations on it have ended, failed or not. It must not wait. Stores null at `token`.
+ * once all earlier operations on it have ended, failed or not. It must not wait, but may push. Stores null at `token`.
  *
  * Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_DELETED` if another copy of the token was deleted before; or what a push
  * returns. Unless it returns `RADDLE_STATUS_OK`, `function` is called before it returns.
@@ -557,7 +569,7 @@ uint64_t raddle_token_version(struct raddle_token token);
 struct raddle_failure raddle_token_failure(struct raddle_token token);
 
 /**
- * Clears the token's failure, in push order: operations pushed later run again.
+ * Clears the token's failure, in push order: operations pushed later run again. The failure counts as reported.
  *
  * Returns `RADDLE_STATUS_OK`, or what a push returns.
  *
@@ -570,11 +582,16 @@ enum raddle_status raddle_token_clear_failure(struct raddle_engine engine, struc
 
 /**
  * Pushes an operation: it runs once everything before it in the queues of its tokens permits it, on a thread of the
- * engine. Does not wait, unless a limit holds it back. Up to 16 tokens, nothing is allocated.
+ * engine. Up to 16 tokens, nothing is allocated. If one of its tokens has failed by then, its function is not called,
+ * and the tokens that it mutates fail, as they do if the function fails.
+ *
+ * Does not wait, unless a limit holds it back (`max_pending`). Until there is room, the calling thread then runs other
+ * operations, so it must hold no lock that one of them takes. If none is ready or running, for instance because all
+ * wait for completions, the push passes the limit.
  *
  * Returns `RADDLE_STATUS_OK`; otherwise, the function will not be called, and `drop` was: `RADDLE_STATUS_INVALID`,
  * `RADDLE_STATUS_DELETED` or `RADDLE_STATUS_FOREIGN` for a token, `RADDLE_STATUS_SHUT_DOWN`, `RADDLE_STATUS_FULL` with
- * `RADDLE_FLAGS_IF_ROOM`, `RADDLE_STATUS_UNFIT`.
+ * `RADDLE_FLAGS_IF_ROOM` or while the engine is stopped, `RADDLE_STATUS_UNFIT`.
  *
  * Threads: any, also at the same time; all tokens agree on one order of pushes. In operations: permitted, also while
  * the engine drains. After a fork: `RADDLE_STATUS_FORKED`.
@@ -619,7 +636,8 @@ bool raddle_context_is_cancelled(struct raddle_context *context);
 
 /**
  * Says with what the function fails if it returns `code`, and returns `code`, which must not be 0:
- * `return raddle_context_fail(context, 5, "disk full", NULL, NULL);`. `message` is copied, and may be null. `drop`,
+ * `return raddle_context_fail(context, 5, "disk full", NULL, NULL);`. `message` is copied, and may be null; what is not
+ * UTF-8 in it is replaced. `drop`,
  * unless null, is called with `payload` after the last use of the failure.
  *
  * Threads: that of the function. In operations: only there. After a fork: permitted.
@@ -637,7 +655,8 @@ int32_t raddle_context_fail(struct raddle_context *context,
 /**
  * Returns the completion of an operation with `RADDLE_FLAGS_ASYNC`, once: afterwards, and for other operations, all
  * zeros. The operation then ends when the completion is used. If the function does not ask for it, the operation ends
- * when the function returns, which costs less.
+ * when the function returns, which costs less. If a function that has asked returns something other than 0, the
+ * operation fails with that, once the completion was used.
  *
  * Threads: that of the function. In operations: only there. After a fork: permitted.
  *
@@ -649,7 +668,7 @@ struct raddle_completion raddle_context_completion(struct raddle_context *contex
 /**
  * Ends the operation: it has succeeded. What this thread has written before is visible to the operations behind it.
  *
- * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the completion is all zeros or was used.
+ * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the completion is all zeros.
  *
  * Threads: any one, also foreign to the engine. In operations: permitted. After a fork: has no effect.
  *
@@ -662,7 +681,7 @@ enum raddle_status raddle_completion_complete(struct raddle_completion completio
  * Ends the operation: it has failed, with `code`, which must not be 0, a `message`, which is copied and may be null,
  * and a `payload`, with which `drop`, unless null, is called after the last use of the failure.
  *
- * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the completion is all zeros or was used.
+ * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the completion is all zeros.
  *
  * Threads: any one, also foreign to the engine. In operations: permitted. After a fork: has no effect.
  *
@@ -720,9 +739,9 @@ enum raddle_status raddle_handle_then(struct raddle_handle *handle, raddle_done 
 
 /**
  * Cancels the operation. If its function has started, it runs to its end, but `raddle_context_is_cancelled` returns
- * true there, and this returns false. With `quietly`, tokens do not fail.
+ * true there, and this returns false. With `quietly`, tokens do not fail. Its data is dropped here.
  *
- * Returns whether it was cancelled.
+ * Returns whether this call has cancelled it.
  *
  * Threads: any one. In operations: permitted. After a fork: false.
  *
@@ -734,7 +753,7 @@ bool raddle_handle_cancel(struct raddle_handle handle, bool quietly);
 /**
  * Gives the handle up and stores null there. Null is permitted. The operation runs anyway.
  *
- * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if it was used.
+ * Returns `RADDLE_STATUS_OK`; with debug assertions, `RADDLE_STATUS_INVALID` if it was used.
  *
  * Threads: any one. In operations: permitted. After a fork: does nothing.
  *
@@ -761,7 +780,8 @@ enum raddle_status raddle_operator_new(struct raddle_engine engine,
 
 /**
  * Pushes a run of the operator. `drop`, unless null, is called once with `argument`, after the run or instead of it,
- * also if the push is refused. For operators of up to 16 tokens without options, nothing is allocated.
+ * also if the push is refused. For operators of up to 16 tokens without a group, a deadline or flags, nothing is
+ * allocated.
  *
  * Returns what `raddle_push` returns.
  *
@@ -790,7 +810,7 @@ enum raddle_status raddle_operator_free(struct raddle_operator *of);
  * negative: no limit.
  *
  * Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED` if the token has failed, with the failure stored at `failure`
- * unless that is null; `RADDLE_STATUS_TIMED_OUT`; or why it cannot wait here.
+ * unless that is null; `RADDLE_STATUS_TIMED_OUT`; `RADDLE_STATUS_FOREIGN`; or why it cannot wait here.
  *
  * Threads: any. In operations: permitted, but `RADDLE_STATUS_WOULD_DEADLOCK` if an operation awaited waits for this
  * one, and `RADDLE_STATUS_NOT_HERE` in functions that must not wait. After a fork: `RADDLE_STATUS_FORKED`.
@@ -810,8 +830,9 @@ enum raddle_status raddle_wait(struct raddle_engine engine,
  *
  * Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
  *
- * Threads: any. In operations: permitted. After a fork: calls `function` with `RADDLE_STATUS_FORKED`; a wait that the
- * parent has begun calls nothing in the child.
+ * Threads: any. In operations: permitted, but calls it with `RADDLE_STATUS_WOULD_DEADLOCK` for a token that the
+ * operation names. After a fork: calls `function` with `RADDLE_STATUS_FORKED`; a wait that the parent has begun calls
+ * nothing in the child.
  *
  * The caller promises:
  * 1. Neither the engine nor the token was freed.
@@ -985,8 +1006,8 @@ enum raddle_status raddle_failure_clear_everywhere(struct raddle_failure failure
 enum raddle_status raddle_failure_free(struct raddle_failure *failure);
 
 /**
- * Stores a new group at `group`: of the engine, or inside the group `parent` unless that is null. From `max_pending`
- * pending operations on, pushes from outside operations are held back; 0: no limit.
+ * Stores a new group at `group`: of the engine, or inside its group `parent` unless that is null. From `max_pending`
+ * pending operations on, `raddle_push` outside operations is held back; 0: no limit.
  *
  * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID`.
  *
@@ -1005,7 +1026,7 @@ enum raddle_status raddle_group_new(struct raddle_engine engine,
  * negative: no limit.
  *
  * Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED` if one of them failed, with the failure of the earliest stored at
- * `failure` unless that is null; `RADDLE_STATUS_TIMED_OUT`.
+ * `failure` unless that is null, each once; `RADDLE_STATUS_TIMED_OUT`.
  *
  * Threads: any. In operations of the group: `RADDLE_STATUS_WOULD_DEADLOCK`. After a fork: `RADDLE_STATUS_FORKED`.
  *
@@ -1031,7 +1052,8 @@ enum raddle_status raddle_group_then(struct raddle_group group, raddle_done func
 
 /**
  * Cancels what the group's operations have not started, also in groups inside it, and refuses to start others. In
- * those that run, `raddle_context_is_cancelled` returns true. With `quietly`, tokens do not fail.
+ * those that run, `raddle_context_is_cancelled` returns true. With `quietly`, tokens do not fail. Each operation, also
+ * one that is pushed later, ends in its turn, behind the operations before it.
  *
  * Returns `RADDLE_STATUS_OK`.
  *

@@ -99,7 +99,7 @@ pub struct raddle_options {
     pub prioritized_workers: usize,
     /// The size of the threads' stacks in bytes; 0: the default.
     pub stack_size: usize,
-    /// The number of pending operations from which on pushes from outside operations are held back; 0: none.
+    /// The number of pending operations from which on `raddle_push` outside operations is held back; 0: none.
     pub max_pending: usize,
     /// How long a worker searches before it sleeps, in nanoseconds; 0: the default, negative: it sleeps at once.
     pub spin_ns: i64,
@@ -224,7 +224,8 @@ unsafe impl Send for Shared {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Shared {}
 
-/// Stores at `engine` a handle to the process's own engine, which is built with the first handle and never ends.
+/// Stores at `engine` a handle to the process's own engine, which is built with the first handle and ends only by
+/// `raddle_engine_shutdown`. Each call makes a handle, for `raddle_engine_free`, which does not end this engine.
 ///
 /// Returns `RADDLE_STATUS_OK`, or what `raddle_engine_new` returns without options.
 ///
@@ -246,7 +247,7 @@ pub unsafe extern "C" fn raddle_engine_global(engine: *mut raddle_engine) -> rad
 /// Drains the engine and ends its threads: operations run and may push more; then frees the handle and stores null
 /// there. Null is permitted. Unreported failures are logged.
 ///
-/// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the handle was freed.
+/// Returns `RADDLE_STATUS_OK`; with debug assertions, `RADDLE_STATUS_INVALID` if the handle was freed.
 ///
 /// Threads: any one, once; no other call may use the handle then, except inside operations until this returns. In
 /// operations: the engine ends in the background, so what runs there must no longer use the handle. After a fork: ends
@@ -310,8 +311,9 @@ pub unsafe extern "C" fn raddle_engine_notify_shutdown(engine: raddle_engine) ->
     })
 }
 
-/// Ends the threads and keeps what is pending, until `raddle_engine_start`. Waits for functions that run, for at most
-/// `timeout_ns` nanoseconds; negative: no limit.
+/// Ends the threads and keeps what is pending, until `raddle_engine_start` or a shutdown. Waits for functions that run,
+/// for at most `timeout_ns` nanoseconds; negative: no limit. Meanwhile, eager operations still run in their pushes, and a
+/// push at a limit returns `RADDLE_STATUS_FULL`.
 ///
 /// Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_TIMED_OUT` if functions still run, so the engine goes on; or
 /// `RADDLE_STATUS_THREADS` if it is stopped, but threads have not ended.
@@ -392,7 +394,7 @@ pub struct raddle_stats {
 
 /// Stores the engine's counts at `stats`, and, unless `text` is null, tables with more there, for `raddle_text_free`.
 ///
-/// Returns `RADDLE_STATUS_OK`; or `RADDLE_STATUS_INVALID` if `stats` is null or its `size` is not that of the struct.
+/// Returns `RADDLE_STATUS_OK`; or `RADDLE_STATUS_INVALID` if `stats` is null or of a later version.
 ///
 /// Threads: any. In operations: permitted. After a fork: the counts are 0.
 ///

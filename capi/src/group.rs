@@ -20,8 +20,8 @@ pub struct raddle_group {
     pub address: *mut c_void,
 }
 
-/// Stores a new group at `group`: of the engine, or inside the group `parent` unless that is null. From `max_pending`
-/// pending operations on, pushes from outside operations are held back; 0: no limit.
+/// Stores a new group at `group`: of the engine, or inside its group `parent` unless that is null. From `max_pending`
+/// pending operations on, `raddle_push` outside operations is held back; 0: no limit.
 ///
 /// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID`.
 ///
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn raddle_group_new(
 /// negative: no limit.
 ///
 /// Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED` if one of them failed, with the failure of the earliest stored at
-/// `failure` unless that is null; `RADDLE_STATUS_TIMED_OUT`.
+/// `failure` unless that is null, each once; `RADDLE_STATUS_TIMED_OUT`.
 ///
 /// Threads: any. In operations of the group: `RADDLE_STATUS_WOULD_DEADLOCK`. After a fork: `RADDLE_STATUS_FORKED`.
 ///
@@ -105,7 +105,8 @@ pub unsafe extern "C" fn raddle_group_then(
 }
 
 /// Cancels what the group's operations have not started, also in groups inside it, and refuses to start others. In
-/// those that run, `raddle_context_is_cancelled` returns true. With `quietly`, tokens do not fail.
+/// those that run, `raddle_context_is_cancelled` returns true. With `quietly`, tokens do not fail. Each operation, also
+/// one that is pushed later, ends in its turn, behind the operations before it.
 ///
 /// Returns `RADDLE_STATUS_OK`.
 ///

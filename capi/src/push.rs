@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, OnceCell, RefCell},
-    ffi::{c_char, c_void},
+    ffi::{CStr, c_char, c_void},
     ptr::null_mut,
     time::{Duration, Instant},
 };
@@ -18,7 +18,7 @@ use crate::{
     group::raddle_group,
     handles::{self, limit, require_place, sized},
     name::raddle_name,
-    status::{Refusal, Result, guarded, guarded_or, raddle_status, str_of},
+    status::{Refusal, Result, guarded, guarded_or, raddle_status},
     token::raddle_token,
     wait::{Then, raddle_done},
 };
@@ -31,9 +31,10 @@ pub type raddle_function = Option<unsafe extern "C" fn(data: *mut c_void, contex
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub enum raddle_flags {
-    /// The operation may end later than its function, which then asks for `raddle_context_completion`.
+    /// The operation may end later than its function, which then asks for `raddle_context_completion`. Its data and its
+    /// argument are dropped as soon as the function has returned, so what goes on must have its own.
     Async = 1,
-    /// It runs although a token that it names has failed.
+    /// It runs although a token that it names has failed. That token stays failed even if it succeeds.
     RunAlways = 2,
     /// Like `RADDLE_FLAGS_RUN_ALWAYS`, and it is never cancelled. For clean-ups.
     Cleanup = 4,
@@ -69,17 +70,19 @@ pub struct raddle_op {
     pub writes: *const raddle_token,
     /// How many there are.
     pub write_count: usize,
-    /// The tokens that it mutates whatever they were before: if it succeeds, their failures are cleared.
+    /// The tokens that it mutates whatever they were before: if it succeeds, their failures are cleared, and count as
+    /// reported.
     pub overwrites: *const raddle_token,
     /// How many there are.
     pub overwrite_count: usize,
-    /// The group to which it belongs; all zeros: none.
+    /// The group to which it belongs, of the same engine; all zeros: none.
     pub group: raddle_group,
     /// Ready operations of higher priority run first; 0 is the default.
     pub priority: i32,
     /// A union of `raddle_flags`.
     pub flags: u32,
-    /// The nanoseconds from now after which it fails unless it has started; 0: no deadline.
+    /// The nanoseconds from now after which it fails unless it has started; 0: no deadline. Negative: it has passed. The
+    /// failure comes in its turn, behind the operations before it.
     pub deadline_ns: i64,
 }
 
@@ -247,11 +250,16 @@ unsafe fn described<'o>(op: &'o raddle_op, engine: raddle_engine, name: &'static
 }
 
 /// Pushes an operation: it runs once everything before it in the queues of its tokens permits it, on a thread of the
-/// engine. Does not wait, unless a limit holds it back. Up to 16 tokens, nothing is allocated.
+/// engine. Up to 16 tokens, nothing is allocated. If one of its tokens has failed by then, its function is not called,
+/// and the tokens that it mutates fail, as they do if the function fails.
+///
+/// Does not wait, unless a limit holds it back (`max_pending`). Until there is room, the calling thread then runs other
+/// operations, so it must hold no lock that one of them takes. If none is ready or running, for instance because all
+/// wait for completions, the push passes the limit.
 ///
 /// Returns `RADDLE_STATUS_OK`; otherwise, the function will not be called, and `drop` was: `RADDLE_STATUS_INVALID`,
 /// `RADDLE_STATUS_DELETED` or `RADDLE_STATUS_FOREIGN` for a token, `RADDLE_STATUS_SHUT_DOWN`, `RADDLE_STATUS_FULL` with
-/// `RADDLE_FLAGS_IF_ROOM`, `RADDLE_STATUS_UNFIT`.
+/// `RADDLE_FLAGS_IF_ROOM` or while the engine is stopped, `RADDLE_STATUS_UNFIT`.
 ///
 /// Threads: any, also at the same time; all tokens agree on one order of pushes. In operations: permitted, also while
 /// the engine drains. After a fork: `RADDLE_STATUS_FORKED`.
@@ -334,7 +342,8 @@ pub unsafe extern "C" fn raddle_context_is_cancelled(context: *mut raddle_contex
 }
 
 /// Says with what the function fails if it returns `code`, and returns `code`, which must not be 0:
-/// `return raddle_context_fail(context, 5, "disk full", NULL, NULL);`. `message` is copied, and may be null. `drop`,
+/// `return raddle_context_fail(context, 5, "disk full", NULL, NULL);`. `message` is copied, and may be null; what is not
+/// UTF-8 in it is replaced. `drop`,
 /// unless null, is called with `payload` after the last use of the failure.
 ///
 /// Threads: that of the function. In operations: only there. After a fork: permitted.
@@ -366,8 +375,8 @@ unsafe fn given(code: i32, message: *const c_char, payload: *mut c_void, drop: r
     // SAFETY: (2).
     let payload = unsafe { Payload::new(payload, drop) };
     // SAFETY: (1).
-    let message = unsafe { str_of(message) }.unwrap_or_default().to_owned();
-    Given { code, message, payload }
+    let message = (!message.is_null()).then(|| unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned());
+    Given { code, message: message.unwrap_or_default(), payload }
 }
 
 // ------------------------------------------------------------------------------------------------------ completion ----
@@ -405,7 +414,8 @@ impl raddle_completion {
 
 /// Returns the completion of an operation with `RADDLE_FLAGS_ASYNC`, once: afterwards, and for other operations, all
 /// zeros. The operation then ends when the completion is used. If the function does not ask for it, the operation ends
-/// when the function returns, which costs less.
+/// when the function returns, which costs less. If a function that has asked returns something other than 0, the
+/// operation fails with that, once the completion was used.
 ///
 /// Threads: that of the function. In operations: only there. After a fork: permitted.
 ///
@@ -422,7 +432,7 @@ pub unsafe extern "C" fn raddle_context_completion(context: *mut raddle_context<
 
 /// Ends the operation: it has succeeded. What this thread has written before is visible to the operations behind it.
 ///
-/// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the completion is all zeros or was used.
+/// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the completion is all zeros.
 ///
 /// Threads: any one, also foreign to the engine. In operations: permitted. After a fork: has no effect.
 ///
@@ -440,7 +450,7 @@ pub unsafe extern "C" fn raddle_completion_complete(completion: raddle_completio
 /// Ends the operation: it has failed, with `code`, which must not be 0, a `message`, which is copied and may be null,
 /// and a `payload`, with which `drop`, unless null, is called after the last use of the failure.
 ///
-/// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the completion is all zeros or was used.
+/// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the completion is all zeros.
 ///
 /// Threads: any one, also foreign to the engine. In operations: permitted. After a fork: has no effect.
 ///
@@ -581,9 +591,9 @@ pub unsafe extern "C" fn raddle_handle_then(
 }
 
 /// Cancels the operation. If its function has started, it runs to its end, but `raddle_context_is_cancelled` returns
-/// true there, and this returns false. With `quietly`, tokens do not fail.
+/// true there, and this returns false. With `quietly`, tokens do not fail. Its data is dropped here.
 ///
-/// Returns whether it was cancelled.
+/// Returns whether this call has cancelled it.
 ///
 /// Threads: any one. In operations: permitted. After a fork: false.
 ///
@@ -600,7 +610,7 @@ pub unsafe extern "C" fn raddle_handle_cancel(handle: raddle_handle, quietly: bo
 
 /// Gives the handle up and stores null there. Null is permitted. The operation runs anyway.
 ///
-/// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if it was used.
+/// Returns `RADDLE_STATUS_OK`; with debug assertions, `RADDLE_STATUS_INVALID` if it was used.
 ///
 /// Threads: any one. In operations: permitted. After a fork: does nothing.
 ///
@@ -665,7 +675,8 @@ pub unsafe extern "C" fn raddle_operator_new(
 }
 
 /// Pushes a run of the operator. `drop`, unless null, is called once with `argument`, after the run or instead of it,
-/// also if the push is refused. For operators of up to 16 tokens without options, nothing is allocated.
+/// also if the push is refused. For operators of up to 16 tokens without a group, a deadline or flags, nothing is
+/// allocated.
 ///
 /// Returns what `raddle_push` returns.
 ///

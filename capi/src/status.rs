@@ -26,19 +26,19 @@ pub enum raddle_status {
     TimedOut = 2,
     /// The wait could never end, for example one for the calling operation itself.
     WouldDeadlock = 3,
-    /// Code that the engine calls here must neither wait nor push: a deletion, an observer, or a device function.
+    /// A deletion must not wait, and an operation must not stop its engine or shut it down.
     NotHere = 4,
     /// Too many operations wait inside their functions.
     TooManyWaiting = 5,
     /// The engine is shut down or shutting down.
     ShutDown = 6,
-    /// A limit on pending operations leaves no room.
+    /// A limit on pending operations leaves no room, and the push was not to wait, or the engine is stopped.
     Full = 7,
     /// A token was deleted before.
     Deleted = 8,
     /// A token belongs to another engine.
     Foreign = 9,
-    /// The flags of the operation exclude each other, or the engine has not what they ask for.
+    /// The engine has not what the operation asks for.
     Unfit = 10,
     /// The engine was built before this process was forked. Build another one here.
     Forked = 11,

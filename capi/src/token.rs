@@ -103,7 +103,7 @@ pub unsafe extern "C" fn raddle_token_new(
 
 /// Gives the token up and stores null there. Null is permitted. Operations that name it still run.
 ///
-/// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID` if the handle was used.
+/// Returns `RADDLE_STATUS_OK`; with debug assertions, `RADDLE_STATUS_INVALID` if the handle was used.
 ///
 /// Threads: any one. In operations: permitted. After a fork: does nothing.
 ///
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn raddle_token_free(token: *mut raddle_token) -> raddle_s
 }
 
 /// Deletes the token: pushes that name it are refused from now on, and `function`, unless null, is called with `data`
-/// once all earlier operations on it have ended, failed or not. It must not wait. Stores null at `token`.
+/// once all earlier operations on it have ended, failed or not. It must not wait, but may push. Stores null at `token`.
 ///
 /// Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_DELETED` if another copy of the token was deleted before; or what a push
 /// returns. Unless it returns `RADDLE_STATUS_OK`, `function` is called before it returns.
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn raddle_token_failure(token: raddle_token) -> raddle_fai
     guarded_or(raddle_failure::NONE, failure)
 }
 
-/// Clears the token's failure, in push order: operations pushed later run again.
+/// Clears the token's failure, in push order: operations pushed later run again. The failure counts as reported.
 ///
 /// Returns `RADDLE_STATUS_OK`, or what a push returns.
 ///

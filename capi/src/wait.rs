@@ -123,7 +123,7 @@ fn for_all(mode: i32) -> Result<bool> {
 /// negative: no limit.
 ///
 /// Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_FAILED` if the token has failed, with the failure stored at `failure`
-/// unless that is null; `RADDLE_STATUS_TIMED_OUT`; or why it cannot wait here.
+/// unless that is null; `RADDLE_STATUS_TIMED_OUT`; `RADDLE_STATUS_FOREIGN`; or why it cannot wait here.
 ///
 /// Threads: any. In operations: permitted, but `RADDLE_STATUS_WOULD_DEADLOCK` if an operation awaited waits for this
 /// one, and `RADDLE_STATUS_NOT_HERE` in functions that must not wait. After a fork: `RADDLE_STATUS_FORKED`.
@@ -157,8 +157,9 @@ pub unsafe extern "C" fn raddle_wait(
 ///
 /// Returns `RADDLE_STATUS_OK`; otherwise, `function` is not called.
 ///
-/// Threads: any. In operations: permitted. After a fork: calls `function` with `RADDLE_STATUS_FORKED`; a wait that the
-/// parent has begun calls nothing in the child.
+/// Threads: any. In operations: permitted, but calls it with `RADDLE_STATUS_WOULD_DEADLOCK` for a token that the
+/// operation names. After a fork: calls `function` with `RADDLE_STATUS_FORKED`; a wait that the parent has begun calls
+/// nothing in the child.
 ///
 /// # Safety
 /// 1. Neither the engine nor the token was freed.

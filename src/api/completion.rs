@@ -184,7 +184,9 @@ impl Drop for Completion {
 fn resolve(gate: Option<Arc<Gate>>, right: OpRef<Task>, core: Arc<Core>, result: Result<(), Cause>) {
     if core.is_forked() {
         // Another thread of the parent process may have held the gate's lock at the fork.
-        return mem::forget((gate, right, core, result));
+        mem::forget((gate, right, core));
+        // An error of the program was made in this process.
+        return drop(result);
     }
     let used = Used { right, core, result };
     let passed = match gate {
