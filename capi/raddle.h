@@ -295,8 +295,8 @@ typedef struct raddle_op {
     /** A union of `raddle_flags`. */
     uint32_t flags;
     /**
-     * The nanoseconds from now after which it fails unless it has started; 0: no deadline. Negative: it has passed. The
-     * failure comes in its turn, behind the operations before it.
+     * The nanoseconds from now after which it fails unless it has started; 0: no deadline. Negative: it has passed.
+     * The failure comes in its turn, behind the operations before it.
      */
     int64_t deadline_ns;
 } raddle_op;
@@ -444,8 +444,8 @@ enum raddle_status raddle_engine_notify_shutdown(struct raddle_engine engine);
 
 /**
  * Ends the threads and keeps what is pending, until `raddle_engine_start` or a shutdown. Waits for functions that run,
- * for at most `timeout_ns` nanoseconds; negative: no limit. Meanwhile, eager operations still run in their pushes, and a
- * push at a limit returns `RADDLE_STATUS_FULL`.
+ * for at most `timeout_ns` nanoseconds; negative: no limit. Meanwhile, eager operations still run in their pushes, and
+ * a push at a limit returns `RADDLE_STATUS_FULL`.
  *
  * Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_TIMED_OUT` if functions still run, so the engine goes on; or
  * `RADDLE_STATUS_THREADS` if it is stopped, but threads have not ended.
@@ -455,8 +455,7 @@ enum raddle_status raddle_engine_notify_shutdown(struct raddle_engine engine);
  * The caller promises:
  * 1. The handle was not freed.
  */
-enum raddle_status raddle_engine_stop(struct raddle_engine engine,
-                                      int64_t timeout_ns);
+enum raddle_status raddle_engine_stop(struct raddle_engine engine, int64_t timeout_ns);
 
 /**
  * Starts the threads of a stopped engine again.
@@ -636,8 +635,8 @@ bool raddle_context_is_cancelled(struct raddle_context *context);
 
 /**
  * Says with what the function fails if it returns `code`, and returns `code`, which must not be 0:
- * `return raddle_context_fail(context, 5, "disk full", NULL, NULL);`. `message` is copied, and may be null; what is not
- * UTF-8 in it is replaced. `drop`,
+ * `return raddle_context_fail(context, 5, "disk full", NULL, NULL);`. `message` is copied, and may be null; what is
+ * not UTF-8 in it is replaced. `drop`,
  * unless null, is called with `payload` after the last use of the failure.
  *
  * Threads: that of the function. In operations: only there. After a fork: permitted.

@@ -312,8 +312,8 @@ pub unsafe extern "C" fn raddle_engine_notify_shutdown(engine: raddle_engine) ->
 }
 
 /// Ends the threads and keeps what is pending, until `raddle_engine_start` or a shutdown. Waits for functions that run,
-/// for at most `timeout_ns` nanoseconds; negative: no limit. Meanwhile, eager operations still run in their pushes, and a
-/// push at a limit returns `RADDLE_STATUS_FULL`.
+/// for at most `timeout_ns` nanoseconds; negative: no limit. Meanwhile, eager operations still run in their pushes, and
+/// a push at a limit returns `RADDLE_STATUS_FULL`.
 ///
 /// Returns `RADDLE_STATUS_OK`; `RADDLE_STATUS_TIMED_OUT` if functions still run, so the engine goes on; or
 /// `RADDLE_STATUS_THREADS` if it is stopped, but threads have not ended.

@@ -81,8 +81,8 @@ pub struct raddle_op {
     pub priority: i32,
     /// A union of `raddle_flags`.
     pub flags: u32,
-    /// The nanoseconds from now after which it fails unless it has started; 0: no deadline. Negative: it has passed. The
-    /// failure comes in its turn, behind the operations before it.
+    /// The nanoseconds from now after which it fails unless it has started; 0: no deadline. Negative: it has passed.
+    /// The failure comes in its turn, behind the operations before it.
     pub deadline_ns: i64,
 }
 
@@ -342,8 +342,8 @@ pub unsafe extern "C" fn raddle_context_is_cancelled(context: *mut raddle_contex
 }
 
 /// Says with what the function fails if it returns `code`, and returns `code`, which must not be 0:
-/// `return raddle_context_fail(context, 5, "disk full", NULL, NULL);`. `message` is copied, and may be null; what is not
-/// UTF-8 in it is replaced. `drop`,
+/// `return raddle_context_fail(context, 5, "disk full", NULL, NULL);`. `message` is copied, and may be null; what is
+/// not UTF-8 in it is replaced. `drop`,
 /// unless null, is called with `payload` after the last use of the failure.
 ///
 /// Threads: that of the function. In operations: only there. After a fork: permitted.
