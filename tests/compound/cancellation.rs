@@ -650,13 +650,16 @@ fn the_drop_of_its_guard_ends_a_group_of_which_no_failure_is_left() {
         request.group().op("nested").try_push((), |()| Err("2".into())).unwrap();
         request.op("running").push(completion(), move |done| sender.send(done).unwrap()).unwrap();
         let (answer, answered) = tokio::sync::oneshot::channel::<()>();
+        let (falls_asleep, fell_asleep) = mpsc::channel();
         let asleep = move |value| async move {
             let _owned = (value, in_future);
+            falls_asleep.send(()).unwrap();
             _ = answered.await;
         };
         request.op("asleep").push_future(value.write(), asleep).unwrap();
         request.op("queued").push(held.write(), move |_| drop(in_function)).unwrap();
         let done = receiver.recv_timeout(PATIENCE).unwrap();
+        fell_asleep.recv_timeout(PATIENCE).unwrap();
         let group = request.clone();
         drop(request);
         group.op("late").push(held.write(), |_| unreachable!("the group was cancelled")).unwrap();
