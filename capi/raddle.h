@@ -301,6 +301,12 @@ typedef struct raddle_op {
     int64_t deadline_ns;
 } raddle_op;
 
+/** What calls a function when an operation is cancelled. */
+typedef struct raddle_listener {
+    /** Private. */
+    void *address;
+} raddle_listener;
+
 /** What ends an operation with `RADDLE_FLAGS_ASYNC`: four words, to be used once. All zeros: none. */
 typedef struct raddle_completion {
     /** Private. */
@@ -589,7 +595,7 @@ enum raddle_status raddle_token_clear_failure(struct raddle_engine engine, struc
  * wait for completions, the push passes the limit.
  *
  * Returns `RADDLE_STATUS_OK`; otherwise, the function will not be called, and `drop` was: `RADDLE_STATUS_INVALID`,
- * `RADDLE_STATUS_DELETED` or `RADDLE_STATUS_FOREIGN` for a token, `RADDLE_STATUS_SHUT_DOWN`, `RADDLE_STATUS_FULL` with
+ * `RADDLE_STATUS_DELETED` for a token, `RADDLE_STATUS_FOREIGN` for a token or the group, `RADDLE_STATUS_SHUT_DOWN`, `RADDLE_STATUS_FULL` with
  * `RADDLE_FLAGS_IF_ROOM` or while the engine is stopped, `RADDLE_STATUS_UNFIT`.
  *
  * Threads: any, also at the same time; all tokens agree on one order of pushes. In operations: permitted, also while
@@ -599,7 +605,8 @@ enum raddle_status raddle_token_clear_failure(struct raddle_engine engine, struc
  * 1. The engine was not freed, nor what the operation names. `op` is null or a `raddle_op` of the size that it states.
  * 2. The function may be called with `data`, and then `drop`, on any thread.
  */
-enum raddle_status raddle_push(struct raddle_engine engine, const struct raddle_op *op);
+enum raddle_status raddle_push(struct raddle_engine engine,
+                               const struct raddle_op *op);
 
 /**
  * Returns a handle to the engine that runs the operation, for use until its function returns, and not to be freed.
@@ -632,6 +639,39 @@ void *raddle_context_argument(struct raddle_context *context);
  * 1. The context is that of the running function.
  */
 bool raddle_context_is_cancelled(struct raddle_context *context);
+
+/**
+ * Has `function` called with `data` once the operation should stop, as `raddle_context_is_cancelled` says: on the thread
+ * that cancels it, or here if it was cancelled before. The operation need not have ended: an asynchronous one can thus
+ * end what it waits for. `function` must not block. Stores at `listener` what ends this, for `raddle_listener_free`.
+ * `drop`, unless null, is called with `data` after the last use of it. Allocates.
+ *
+ * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID`.
+ *
+ * Threads: that of the function. In operations: only there. After a fork: `function` is not called.
+ *
+ * The caller promises:
+ * 1. The context is that of the running function. `listener` is null or may be written to.
+ * 2. `function` may be called once with `data`, and then `drop`, on any thread.
+ */
+enum raddle_status raddle_context_on_cancel(struct raddle_context *context,
+                                            raddle_callback function,
+                                            void *data,
+                                            raddle_callback drop,
+                                            struct raddle_listener *listener);
+
+/**
+ * Gives the listener up and stores null there. Null is permitted. Its function is not called any more, but a call that
+ * has begun goes on.
+ *
+ * Returns `RADDLE_STATUS_OK`; with debug assertions, `RADDLE_STATUS_INVALID` if it was used.
+ *
+ * Threads: any one. In operations: permitted, also in its function. After a fork: does nothing.
+ *
+ * The caller promises:
+ * 1. `listener` is null or points to a listener that only this call uses.
+ */
+enum raddle_status raddle_listener_free(struct raddle_listener *listener);
 
 /**
  * Says with what the function fails if it returns `code`, and returns `code`, which must not be 0:

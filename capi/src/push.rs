@@ -8,8 +8,8 @@ use std::{
 };
 
 use raddle::{
-    Completion, Deferral, Engine, Group, OpBuilder, OpContext, OpHandle, Operator, Property, PushError, chosen::With,
-    cx, deferral, error::BoxError,
+    Cancelled, Completion, Deferral, Engine, Group, OpBuilder, OpContext, OpHandle, Operator, Property, PushError,
+    chosen::With, cx, deferral, error::BoxError,
 };
 
 use crate::{
@@ -220,6 +220,10 @@ unsafe fn described<'o>(op: &'o raddle_op, engine: raddle_engine, name: &'static
     } else {
         // SAFETY: (1).
         let group: &Group = unsafe { handles::get(op.group.address) }?;
+        // SAFETY: (1).
+        if *group.engine() != *unsafe { engine.get() }? {
+            return Err(Refusal(raddle_status::Foreign, "the group belongs to another engine".into()));
+        }
         group.op(name)
     };
     if op.priority != 0 {
@@ -258,7 +262,7 @@ unsafe fn described<'o>(op: &'o raddle_op, engine: raddle_engine, name: &'static
 /// wait for completions, the push passes the limit.
 ///
 /// Returns `RADDLE_STATUS_OK`; otherwise, the function will not be called, and `drop` was: `RADDLE_STATUS_INVALID`,
-/// `RADDLE_STATUS_DELETED` or `RADDLE_STATUS_FOREIGN` for a token, `RADDLE_STATUS_SHUT_DOWN`, `RADDLE_STATUS_FULL` with
+/// `RADDLE_STATUS_DELETED` for a token, `RADDLE_STATUS_FOREIGN` for a token or the group, `RADDLE_STATUS_SHUT_DOWN`, `RADDLE_STATUS_FULL` with
 /// `RADDLE_FLAGS_IF_ROOM` or while the engine is stopped, `RADDLE_STATUS_UNFIT`.
 ///
 /// Threads: any, also at the same time; all tokens agree on one order of pushes. In operations: permitted, also while
@@ -339,6 +343,64 @@ pub unsafe extern "C" fn raddle_context_argument(context: *mut raddle_context<'_
 pub unsafe extern "C" fn raddle_context_is_cancelled(context: *mut raddle_context<'_>) -> bool {
     // SAFETY: (1).
     guarded_or(false, || Ok(unsafe { context_at(context) }?.context.is_cancelled()))
+}
+
+/// What calls a function when an operation is cancelled.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct raddle_listener {
+    /// Private.
+    pub address: *mut c_void,
+}
+
+/// Has `function` called with `data` once the operation should stop, as `raddle_context_is_cancelled` says: on the thread
+/// that cancels it, or here if it was cancelled before. The operation need not have ended: an asynchronous one can thus
+/// end what it waits for. `function` must not block. Stores at `listener` what ends this, for `raddle_listener_free`.
+/// `drop`, unless null, is called with `data` after the last use of it. Allocates.
+///
+/// Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID`.
+///
+/// Threads: that of the function. In operations: only there. After a fork: `function` is not called.
+///
+/// # Safety
+/// 1. The context is that of the running function. `listener` is null or may be written to.
+/// 2. `function` may be called once with `data`, and then `drop`, on any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_context_on_cancel(
+    context: *mut raddle_context<'_>,
+    function: raddle_callback,
+    data: *mut c_void,
+    drop: raddle_callback,
+    listener: *mut raddle_listener,
+) -> raddle_status {
+    // SAFETY: (2).
+    let data = unsafe { Payload::new(data, drop) };
+    guarded(|| {
+        require_place(listener)?;
+        let Some(function) = function else { return Err(Refusal::invalid("`function` is null")) };
+        // SAFETY: (1).
+        let cancelled = unsafe { context_at(context) }?.context.cancelled();
+        // SAFETY: (2).
+        let listening = cancelled.call(move || unsafe { function(data.get()) });
+        // SAFETY: (1); it is not null.
+        unsafe { listener.write(raddle_listener { address: handles::boxed(listening) }) };
+        Ok(())
+    })
+}
+
+/// Gives the listener up and stores null there. Null is permitted. Its function is not called any more, but a call that
+/// has begun goes on.
+///
+/// Returns `RADDLE_STATUS_OK`; with debug assertions, `RADDLE_STATUS_INVALID` if it was used.
+///
+/// Threads: any one. In operations: permitted, also in its function. After a fork: does nothing.
+///
+/// # Safety
+/// 1. `listener` is null or points to a listener that only this call uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raddle_listener_free(listener: *mut raddle_listener) -> raddle_status {
+    // SAFETY: (1): the listener is its address.
+    guarded(|| unsafe { handles::take::<Cancelled>(listener.cast()) }.map(drop))
 }
 
 /// Says with what the function fails if it returns `code`, and returns `code`, which must not be 0:

@@ -358,6 +358,63 @@ fn waits_by_callback_handles_and_groups() {
 }
 
 #[test]
+fn an_asynchronous_operation_is_told_that_it_was_cancelled() {
+    struct Served {
+        told: Mutex<Option<mpsc::Sender<(raddle_completion, raddle_listener)>>>,
+        completion: raddle_completion,
+        listener: raddle_listener,
+    }
+    /// Ends the operation from the thread that cancels it.
+    unsafe extern "C" fn stop(data: *mut c_void) {
+        let served = unsafe { &*data.cast::<Served>() };
+        let sender = served.told.lock().unwrap().take().expect("it is told once");
+        sender.send((served.completion, served.listener)).unwrap();
+    }
+    unsafe extern "C" fn serve(data: *mut c_void, context: *mut raddle_context) -> i32 {
+        let served = unsafe { &mut *data.cast::<Served>() };
+        served.completion = unsafe { raddle_context_completion(context) };
+        let listen = |function, listener| unsafe {
+            raddle_context_on_cancel(context, function, data, Some(count_drops), listener)
+        };
+        assert_eq!(listen(None, &raw mut served.listener), raddle_status::Invalid);
+        assert_eq!(listen(Some(stop), null_mut()), raddle_status::Invalid);
+        // Nothing is called for a listener that was freed.
+        let mut freed = zeroed();
+        assert_eq!(listen(Some(stop), &raw mut freed), raddle_status::Ok);
+        assert_eq!(unsafe { raddle_listener_free(&raw mut freed) }, raddle_status::Ok);
+        assert!(freed.address.is_null());
+        assert_eq!(listen(Some(stop), &raw mut served.listener), raddle_status::Ok);
+        0
+    }
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    unsafe extern "C" fn count_drops(_: *mut c_void) {
+        DROPS.fetch_add(1, SeqCst);
+    }
+    let (engine, other) = (engine(), engine());
+    let (sender, told) = mpsc::channel();
+    let mut served = Served { told: Mutex::new(Some(sender)), completion: zeroed(), listener: zeroed() };
+    let (door, mut group) = (token(engine), zeroed());
+    assert_eq!(unsafe { raddle_group_new(engine, zeroed(), 0, &raw mut group) }, raddle_status::Ok);
+    let serves = op(serve, (&raw mut served).cast(), &[door]);
+    let serves = raddle_op { group, flags: raddle_flags::Async as u32, ..serves };
+    // The group belongs to the engine.
+    assert_eq!(push(other, &serves), raddle_status::Foreign);
+    assert_eq!(message(), "the group belongs to another engine");
+    assert_eq!(push(engine, &serves), raddle_status::Ok);
+    assert_eq!(unsafe { raddle_wait(engine, door, 0, SECOND / 100, null_mut()) }, raddle_status::TimedOut);
+    assert!(told.try_recv().is_err());
+    assert_eq!(unsafe { raddle_group_cancel(group, true) }, raddle_status::Ok);
+    let (completion, mut listener) = told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    assert_eq!(unsafe { raddle_listener_free(&raw mut listener) }, raddle_status::Ok);
+    assert_eq!(unsafe { raddle_completion_complete(completion) }, raddle_status::Ok);
+    assert_eq!(wait(engine, door), raddle_status::Ok);
+    assert_eq!(DROPS.load(SeqCst), 4, "also of the calls that were refused");
+    unsafe { raddle_group_free(&raw mut group) };
+    free(engine);
+    free(other);
+}
+
+#[test]
 fn operations_push_and_learn_where_they_cannot_wait() {
     unsafe extern "C" fn outer(data: *mut c_void, context: *mut raddle_context) -> i32 {
         let engine = unsafe { raddle_context_engine(context) };

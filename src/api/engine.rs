@@ -139,6 +139,15 @@ enum Reference {
     Downgraded(Arc<Core>),
 }
 
+/// Whether both are handles to the same engine.
+impl PartialEq for Engine {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.core(), other.core())
+    }
+}
+
+impl Eq for Engine {}
+
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")

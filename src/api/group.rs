@@ -4,7 +4,7 @@ use std::{fmt, future::Future, ops::Deref, sync::Arc, time::Duration};
 
 use crate::{
     api::{
-        engine::{Engine, deadline},
+        engine::{Engine, WeakEngine, deadline},
         op_builder::OpBuilder,
     },
     engine::core::Core,
@@ -97,6 +97,12 @@ impl Group {
     /// ```
     pub fn op(&self, name: impl Into<Name>) -> OpBuilder<'_> {
         OpBuilder::in_group(&self.core, name.into(), &self.shared, ())
+    }
+
+    /// Returns a handle to the group's engine. The handle does not [keep the engine open](WeakEngine).
+    #[must_use]
+    pub fn engine(&self) -> WeakEngine {
+        WeakEngine::new(&self.core)
     }
 
     /// Creates a group nested in this one. Its operations belong to both.

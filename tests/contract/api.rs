@@ -132,6 +132,8 @@ fn a_downgraded_handle_does_not_keep_the_engine_open() {
         let engine = engine(kind, 1);
         let handle = engine.downgrade();
         handle.op("").push((), |()| {}).unwrap();
+        assert_eq!([&*handle, &engine.clone(), &*engine.group().engine()], [&engine; 3]);
+        assert_ne!(engine, common::shapes::engine(kind, 1));
         drop(engine);
         assert_eq!(handle.op("").push((), |()| {}), Err(PushError::ShutDown), "{kind}");
     }
