@@ -133,7 +133,7 @@ fn a_downgraded_handle_does_not_keep_the_engine_open() {
         let handle = engine.downgrade();
         handle.op("").push((), |()| {}).unwrap();
         assert_eq!([&*handle, &engine.clone(), &*engine.group().engine()], [&engine; 3]);
-        assert_ne!(engine, common::shapes::engine(kind, 1));
+        assert_ne!(engine, self::engine(kind, 1));
         drop(engine);
         assert_eq!(handle.op("").push((), |()| {}), Err(PushError::ShutDown), "{kind}");
     }
