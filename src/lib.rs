@@ -97,10 +97,12 @@ pub use api::{
     op_context::OpContext,
     operator::{Admitted, Conflated, Operator},
     panic_hook::install_panic_hook,
+    parts::{Line, Part, Parts, Plane, ReadPart, ReadPartGuard, Tiles, WritePart, WritePartGuard},
     published::Published,
     resource::Resource,
     scope::{Scope, ScopedHandle},
     scoped_var::{ScopedRead, ScopedVar, ScopedWrite},
+    tile::{TileMut, TileRef},
     token::Token,
     var::{Read, Var, Write},
 };

@@ -7,6 +7,7 @@
 //! | [`EngineBuilder::build`](crate::EngineBuilder::build) | [`BuildError`] |
 //! | [`Engine::shutdown`](crate::Engine::shutdown), [`Engine::stop`](crate::Engine::stop) | [`ShutdownError`] |
 //! | a command for a device | [`DeviceError`] |
+//! | an array's part, or its rows | [`NoPart`], [`RaggedRows`] |
 //! | a use of a [`Guarded`](crate::Guarded) value | [`UseError`] |
 //!
 //! An operation that fails has an [`OpError`], whose [`Cause`] tells how it failed: for instance with a [`BoxError`]
@@ -17,6 +18,7 @@ pub(crate) mod deadlock;
 pub(crate) mod device_error;
 pub(crate) mod failures;
 pub(crate) mod op;
+pub(crate) mod part;
 pub(crate) mod push_error;
 pub(crate) mod use_error;
 pub(crate) mod wait;
@@ -25,6 +27,7 @@ pub use build::{BuildError, ShutdownError};
 pub use deadlock::Deadlock;
 pub use device_error::DeviceError;
 pub use op::{Cause, OpError};
+pub use part::{NoPart, RaggedRows};
 pub use push_error::{Misfit, NoAccess, PushError, RefusedAccess};
 pub use use_error::{UseError, UseErrorKind};
 pub use wait::WaitError;

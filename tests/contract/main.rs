@@ -19,6 +19,7 @@ mod names;
 mod newest;
 mod ordering;
 mod panics;
+mod parts;
 mod plugin;
 mod published;
 mod semantics;
