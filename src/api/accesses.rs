@@ -19,11 +19,10 @@ use crate::{
 };
 
 /// The accesses that an operation declares in its push method: [`Read`], [`Write`], [`ReadPart`](crate::ReadPart),
-/// [`WritePart`](crate::WritePart), [`Cx`], [`OnStream`], [`Completes`](crate::access::Completes), tuples of up to twelve of
-/// them, arrays, `Vec`s, slices (`&[_]`) and
-/// `Option`s of them, and any nesting of these. The operation's function receives references in the same shape: an
-/// array for an array, and a `Vec` for a `Vec` or a slice. For a `None`, the operation names no variable and the
-/// function receives `None`. An operation without typed accesses declares `()`.
+/// [`WritePart`](crate::WritePart), [`Cx`], [`OnStream`], [`Completes`](crate::access::Completes), tuples of up to twelve
+/// of them, arrays, `Vec`s, slices (`&[_]`) and `Option`s of them, and any nesting of these. The operation's function
+/// receives references in the same shape: an array for an array, and a `Vec` for a `Vec` or a slice. For a `None`, the
+/// operation names no variable and the function receives `None`. An operation without typed accesses declares `()`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -16,7 +16,7 @@ use super::{
     accesses::{AccessRefs, ScopedAccesses, sealed},
     engine::Engine,
     op_context::OpContext,
-    tile::{Place, TileMut, TileRef},
+    tile::{Extent, TileMut, TileRef},
     token::Token,
     var::Var,
 };
@@ -27,15 +27,15 @@ use crate::{
     tracker::Mode,
 };
 
-/// A place that any thread may know.
+/// An extent that any thread may know.
 #[derive(Debug)]
-pub struct Known<T>(Place<T>);
+pub struct KnownExtent<T>(Extent<T>);
 
-// SAFETY: only operations that declare the elements use them through the place. They require what `T` needs for that,
+// SAFETY: only operations that declare the elements use them through the extent. They require what `T` needs for that,
 // and every array requires `T: Send`.
-unsafe impl<T> Send for Known<T> {}
+unsafe impl<T> Send for KnownExtent<T> {}
 // SAFETY: as for `Send`.
-unsafe impl<T> Sync for Known<T> {}
+unsafe impl<T> Sync for KnownExtent<T> {}
 
 /// The memory of the elements.
 struct Memory<T>(NonNull<[T]>);
@@ -61,7 +61,7 @@ struct Cell<T> {
 /// An array's cells.
 struct Cells<T> {
     /// All elements.
-    whole: Known<T>,
+    whole: KnownExtent<T>,
     /// The numbers of rows and columns of a part that is not at the end.
     part: [usize; 2],
     /// One for each part, row by row.
@@ -77,7 +77,7 @@ impl<T: Send + 'static> Cells<T> {
         let count = rows.div_ceil(part[0]) * columns.div_ceil(part[1]);
         // An array without elements has a cell, too, which owns the memory until the array is dropped.
         let cells = (0..count.max(1)).map(|_| engine.var(Cell { _memory: Arc::clone(&memory) })).collect();
-        let whole = Known(Place { first: elements.cast(), stride: columns, rows, columns });
+        let whole = KnownExtent(Extent { first: elements.cast(), stride: columns, rows, columns });
         Self { whole, part, cells }
     }
 }
@@ -106,10 +106,10 @@ struct Area {
 }
 
 mod shape {
-    use super::{NonNull, Place, TileMut, TileRef};
+    use super::{Extent, NonNull, TileMut, TileRef};
 
     /// What the functions of operations receive.
-    pub trait Shape: Sized + 'static {
+    pub trait ArrayShape: Sized + 'static {
         /// Whether there may be several rows.
         const HAS_ROWS: bool;
         type Ref<'a, T: 'a>;
@@ -117,47 +117,47 @@ mod shape {
 
         /// # Safety
         /// 1. The elements are valid for reads during `'a`.
-        unsafe fn shared<'a, T>(place: Place<T>) -> Self::Ref<'a, T>;
+        unsafe fn shared<'a, T>(extent: Extent<T>) -> Self::Ref<'a, T>;
 
         /// # Safety
         /// 1. Only the caller uses the elements during `'a`.
-        unsafe fn exclusive<'a, T>(place: Place<T>) -> Self::Mut<'a, T>;
+        unsafe fn exclusive<'a, T>(extent: Extent<T>) -> Self::Mut<'a, T>;
     }
 
-    impl Shape for super::Line {
+    impl ArrayShape for super::Line {
         const HAS_ROWS: bool = false;
         type Ref<'a, T: 'a> = &'a [T];
         type Mut<'a, T: 'a> = &'a mut [T];
 
-        unsafe fn shared<'a, T>(place: Place<T>) -> &'a [T] {
+        unsafe fn shared<'a, T>(extent: Extent<T>) -> &'a [T] {
             // SAFETY: (1): a line has one row, or none.
-            unsafe { NonNull::slice_from_raw_parts(place.first, place.rows * place.columns).as_ref() }
+            unsafe { NonNull::slice_from_raw_parts(extent.first, extent.rows * extent.columns).as_ref() }
         }
 
-        unsafe fn exclusive<'a, T>(place: Place<T>) -> &'a mut [T] {
+        unsafe fn exclusive<'a, T>(extent: Extent<T>) -> &'a mut [T] {
             // SAFETY: (1): a line has one row, or none.
-            unsafe { NonNull::slice_from_raw_parts(place.first, place.rows * place.columns).as_mut() }
+            unsafe { NonNull::slice_from_raw_parts(extent.first, extent.rows * extent.columns).as_mut() }
         }
     }
 
-    impl Shape for super::Plane {
+    impl ArrayShape for super::Plane {
         const HAS_ROWS: bool = true;
         type Ref<'a, T: 'a> = TileRef<'a, T>;
         type Mut<'a, T: 'a> = TileMut<'a, T>;
 
-        unsafe fn shared<'a, T>(place: Place<T>) -> TileRef<'a, T> {
+        unsafe fn shared<'a, T>(extent: Extent<T>) -> TileRef<'a, T> {
             // SAFETY: (1).
-            unsafe { TileRef::new(place) }
+            unsafe { TileRef::new(extent) }
         }
 
-        unsafe fn exclusive<'a, T>(place: Place<T>) -> TileMut<'a, T> {
+        unsafe fn exclusive<'a, T>(extent: Extent<T>) -> TileMut<'a, T> {
             // SAFETY: (1).
-            unsafe { TileMut::new(place) }
+            unsafe { TileMut::new(extent) }
         }
     }
 }
 
-use shape::Shape;
+use shape::ArrayShape;
 
 /// The shape of an array with one dimension: operations receive `&[T]` and `&mut [T]`.
 #[derive(Debug)]
@@ -210,7 +210,7 @@ impl<T, S> Clone for Parts<T, S> {
 
 impl<T, S> fmt::Debug for Parts<T, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { rows, columns, .. } = self.cells.whole.0;
+        let Extent { rows, columns, .. } = self.cells.whole.0;
         f.debug_struct("Parts").field("elements", &[rows, columns]).field("parts", &self.cells.parts()).finish()
     }
 }
@@ -274,7 +274,7 @@ impl<T, S> Parts<T, S> {
     /// Returns the whole array.
     #[must_use]
     pub fn all(&self) -> Part<'_, T, S> {
-        let Place { rows, columns, .. } = self.cells.whole.0;
+        let Extent { rows, columns, .. } = self.cells.whole.0;
         self.area(Area { rows: 0..rows, columns: 0..columns })
     }
 
@@ -298,7 +298,7 @@ impl<T, S> Parts<T, S> {
     #[must_use = "the handle is returned"]
     pub fn named(self, name: impl AsRef<str>) -> Self
     where
-        S: Shape,
+        S: ArrayShape,
     {
         let ([rows, columns], name) = (self.cells.parts(), name.as_ref());
         for (at, cell) in self.cells.cells.iter().enumerate().take(rows * columns) {
@@ -450,18 +450,18 @@ impl<'p, T, S> Part<'p, T, S> {
         rows.flat_map(move |row| columns.clone().map(move |column| &cells.cells[row * beside + column]))
     }
 
-    fn place(&self) -> Place<T> {
+    fn extent(&self) -> Extent<T> {
         let Area { rows, columns } = &self.area;
         if self.is_empty() {
             // Not in the memory, which may have been freed.
-            return Place { first: NonNull::dangling(), stride: 0, rows: rows.len(), columns: columns.len() };
+            return Extent { first: NonNull::dangling(), stride: 0, rows: rows.len(), columns: columns.len() };
         }
-        let Place { first, stride, .. } = self.cells.whole.0;
+        let Extent { first, stride, .. } = self.cells.whole.0;
         // Computed without a claim that the memory still exists: a push is refused if a cell was deleted.
         let first = first.as_ptr().wrapping_add(rows.start * stride + columns.start);
         // SAFETY: the elements are in one allocation, which neither begins at null nor wraps.
         let first = unsafe { NonNull::new_unchecked(first) };
-        Place { first, stride, rows: rows.len(), columns: columns.len() }
+        Extent { first, stride, rows: rows.len(), columns: columns.len() }
     }
 }
 
@@ -520,23 +520,23 @@ fn declare<T, S>(part: &Part<'_, T, S>, mode: Mode, refs: RefKind, list: &mut se
 }
 
 impl<T, S> sealed::Sealed for ReadPart<'_, T, S> {}
-impl<'a, T: 'static, S: Shape> AccessRefs<'a, &'a Self> for ReadPart<'_, T, S> {
+impl<'a, T: 'static, S: ArrayShape> AccessRefs<'a, &'a Self> for ReadPart<'_, T, S> {
     type Refs = S::Ref<'a, T>;
 }
-impl<T: Send + Sync + 'static, S: Shape> ScopedAccesses for ReadPart<'_, T, S> {
+impl<T: Send + Sync + 'static, S: ArrayShape> ScopedAccesses for ReadPart<'_, T, S> {
     type Guards = ReadPartGuard<T, S>;
-    type Captured = Known<T>;
+    type Captured = KnownExtent<T>;
     const REFERS: bool = true;
 
     fn declare(&self, list: &mut sealed::List<'_>) {
         declare(&self.0, Mode::Read, RefKind::Shared, list);
     }
 
-    fn capture(&self) -> Known<T> {
-        Known(self.0.place())
+    fn capture(&self) -> KnownExtent<T> {
+        KnownExtent(self.0.extent())
     }
 
-    unsafe fn refs<'a>(captured: &Known<T>, _: &'a OpContext<'a>) -> S::Ref<'a, T>
+    unsafe fn refs<'a>(captured: &KnownExtent<T>, _: &'a OpContext<'a>) -> S::Ref<'a, T>
     where
         Self: 'a,
     {
@@ -545,30 +545,30 @@ impl<T: Send + Sync + 'static, S: Shape> ScopedAccesses for ReadPart<'_, T, S> {
         unsafe { S::shared(captured.0) }
     }
 
-    unsafe fn guards(captured: &Known<T>, share: &Share) -> ReadPartGuard<T, S> {
+    unsafe fn guards(captured: &KnownExtent<T>, share: &Share) -> ReadPartGuard<T, S> {
         // SAFETY: (1): the operation holds the cells while it has shares.
         unsafe { ReadPartGuard::new(captured.0, share.another()) }
     }
 }
 
 impl<T, S> sealed::Sealed for WritePart<'_, T, S> {}
-impl<'a, T: 'static, S: Shape> AccessRefs<'a, &'a Self> for WritePart<'_, T, S> {
+impl<'a, T: 'static, S: ArrayShape> AccessRefs<'a, &'a Self> for WritePart<'_, T, S> {
     type Refs = S::Mut<'a, T>;
 }
-impl<T: Send + 'static, S: Shape> ScopedAccesses for WritePart<'_, T, S> {
+impl<T: Send + 'static, S: ArrayShape> ScopedAccesses for WritePart<'_, T, S> {
     type Guards = WritePartGuard<T, S>;
-    type Captured = Known<T>;
+    type Captured = KnownExtent<T>;
     const REFERS: bool = true;
 
     fn declare(&self, list: &mut sealed::List<'_>) {
         declare(&self.part, self.mode, RefKind::Exclusive, list);
     }
 
-    fn capture(&self) -> Known<T> {
-        Known(self.part.place())
+    fn capture(&self) -> KnownExtent<T> {
+        KnownExtent(self.part.extent())
     }
 
-    unsafe fn refs<'a>(captured: &Known<T>, _: &'a OpContext<'a>) -> S::Mut<'a, T>
+    unsafe fn refs<'a>(captured: &KnownExtent<T>, _: &'a OpContext<'a>) -> S::Mut<'a, T>
     where
         Self: 'a,
     {
@@ -578,7 +578,7 @@ impl<T: Send + 'static, S: Shape> ScopedAccesses for WritePart<'_, T, S> {
         unsafe { S::exclusive(captured.0) }
     }
 
-    unsafe fn guards(captured: &Known<T>, share: &Share) -> WritePartGuard<T, S> {
+    unsafe fn guards(captured: &KnownExtent<T>, share: &Share) -> WritePartGuard<T, S> {
         // SAFETY: (1): the operation holds the cells while it has shares; (2): the operation has no other guard for
         // them.
         unsafe { WritePartGuard::new(captured.0, share.another()) }
@@ -601,7 +601,7 @@ impl<T: Send + 'static, S: Shape> ScopedAccesses for WritePart<'_, T, S> {
 /// ```
 #[must_use = "the elements are released when the guard is dropped"]
 pub struct ReadPartGuard<T, S = Line> {
-    place: Place<T>,
+    extent: Extent<T>,
     /// Keeps the operation from completing, and so keeps the elements valid.
     _share: Share,
     shape: PhantomData<fn() -> S>,
@@ -615,18 +615,18 @@ unsafe impl<T: Sync, S> Sync for ReadPartGuard<T, S> {}
 impl<T, S> ReadPartGuard<T, S> {
     /// # Safety
     /// 1. The elements may be read while the operation of `share` holds its variables.
-    unsafe fn new(place: Place<T>, share: Share) -> Self {
-        Self { place, _share: share, shape: PhantomData }
+    unsafe fn new(extent: Extent<T>, share: Share) -> Self {
+        Self { extent, _share: share, shape: PhantomData }
     }
 
     /// Returns the elements.
     #[must_use]
     pub fn get(&self) -> S::Ref<'_, T>
     where
-        S: Shape,
+        S: ArrayShape,
     {
         // SAFETY: (1): by (1) of `new`, while the share exists.
-        unsafe { S::shared(self.place) }
+        unsafe { S::shared(self.extent) }
     }
 }
 
@@ -640,7 +640,7 @@ impl<T, S> fmt::Debug for ReadPartGuard<T, S> {
 /// [`ReadPartGuard`].
 #[must_use = "the elements are released when the guard is dropped"]
 pub struct WritePartGuard<T, S = Line> {
-    place: Place<T>,
+    extent: Extent<T>,
     _share: Share,
     shape: PhantomData<(fn(T) -> T, fn() -> S)>,
 }
@@ -653,28 +653,28 @@ unsafe impl<T: Sync, S> Sync for WritePartGuard<T, S> {}
 impl<T, S> WritePartGuard<T, S> {
     /// # Safety
     /// 1. Only this guard uses the elements while the operation of `share` holds its variables.
-    unsafe fn new(place: Place<T>, share: Share) -> Self {
-        Self { place, _share: share, shape: PhantomData }
+    unsafe fn new(extent: Extent<T>, share: Share) -> Self {
+        Self { extent, _share: share, shape: PhantomData }
     }
 
     /// Returns the elements.
     #[must_use]
     pub fn get(&self) -> S::Ref<'_, T>
     where
-        S: Shape,
+        S: ArrayShape,
     {
         // SAFETY: (1): by (1) of `new`, while the share exists; nothing mutates them while this is borrowed.
-        unsafe { S::shared(self.place) }
+        unsafe { S::shared(self.extent) }
     }
 
     /// Returns the elements for mutations.
     #[must_use]
     pub fn get_mut(&mut self) -> S::Mut<'_, T>
     where
-        S: Shape,
+        S: ArrayShape,
     {
         // SAFETY: (1): by (1) of `new`, while the share exists; this is borrowed exclusively.
-        unsafe { S::exclusive(self.place) }
+        unsafe { S::exclusive(self.extent) }
     }
 }
 

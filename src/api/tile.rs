@@ -11,22 +11,22 @@ use std::{
 /// Where the elements of a part are: `rows` runs of `columns` elements, of which each begins `stride` elements after
 /// the one before.
 #[derive(Debug)]
-pub struct Place<T> {
+pub struct Extent<T> {
     pub(super) first: NonNull<T>,
     pub(super) stride: usize,
     pub(super) rows: usize,
     pub(super) columns: usize,
 }
 
-impl<T> Clone for Place<T> {
+impl<T> Clone for Extent<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Place<T> {}
+impl<T> Copy for Extent<T> {}
 
-impl<T> Place<T> {
+impl<T> Extent<T> {
     /// Returns a pointer to the first element of a row.
     ///
     /// # Safety
@@ -80,7 +80,7 @@ impl<T> Place<T> {
 /// # }
 /// ```
 pub struct TileRef<'a, T> {
-    place: Place<T>,
+    extent: Extent<T>,
     elements: PhantomData<&'a [T]>,
 }
 
@@ -100,20 +100,20 @@ impl<T> Copy for TileRef<'_, T> {}
 impl<'a, T> TileRef<'a, T> {
     /// # Safety
     /// 1. The elements are valid for reads during `'a`.
-    pub(super) unsafe fn new(place: Place<T>) -> Self {
-        Self { place, elements: PhantomData }
+    pub(super) unsafe fn new(extent: Extent<T>) -> Self {
+        Self { extent, elements: PhantomData }
     }
 
     /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
-        self.place.rows
+        self.extent.rows
     }
 
     /// Returns the number of columns.
     #[must_use]
     pub fn columns(&self) -> usize {
-        self.place.columns
+        self.extent.columns
     }
 
     /// Returns a row of the tile.
@@ -124,7 +124,7 @@ impl<'a, T> TileRef<'a, T> {
     #[track_caller]
     pub fn row(&self, row: usize) -> &'a [T] {
         // SAFETY: (1) of `new`.
-        unsafe { self.place.shared(row) }
+        unsafe { self.extent.shared(row) }
     }
 
     /// Returns the tile's rows, in their order.
@@ -168,7 +168,7 @@ impl<T: fmt::Debug> fmt::Debug for TileRef<'_, T> {
 /// # }
 /// ```
 pub struct TileMut<'a, T> {
-    place: Place<T>,
+    extent: Extent<T>,
     elements: PhantomData<&'a mut [T]>,
 }
 
@@ -180,27 +180,27 @@ unsafe impl<T: Sync> Sync for TileMut<'_, T> {}
 impl<T> TileMut<'_, T> {
     /// # Safety
     /// 1. Only the result uses the elements during its lifetime.
-    pub(super) unsafe fn new(place: Place<T>) -> Self {
-        Self { place, elements: PhantomData }
+    pub(super) unsafe fn new(extent: Extent<T>) -> Self {
+        Self { extent, elements: PhantomData }
     }
 
     /// Returns the tile for reading.
     #[must_use]
     pub fn view(&self) -> TileRef<'_, T> {
         // SAFETY: (1): by (1) of `new`, nothing mutates the elements while this is borrowed.
-        unsafe { TileRef::new(self.place) }
+        unsafe { TileRef::new(self.extent) }
     }
 
     /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
-        self.place.rows
+        self.extent.rows
     }
 
     /// Returns the number of columns.
     #[must_use]
     pub fn columns(&self) -> usize {
-        self.place.columns
+        self.extent.columns
     }
 
     /// Returns a row of the tile.
@@ -211,15 +211,15 @@ impl<T> TileMut<'_, T> {
     #[track_caller]
     pub fn row_mut(&mut self, row: usize) -> &mut [T] {
         // SAFETY: (1): by (1) of `new`, only the caller uses the elements while this is borrowed.
-        unsafe { self.place.exclusive(row) }
+        unsafe { self.extent.exclusive(row) }
     }
 
     /// Returns the tile's rows, in their order.
     pub fn iter_mut(&mut self) -> impl ExactSizeIterator<Item = &mut [T]> {
-        let place = self.place;
+        let extent = self.extent;
         // SAFETY: (1): by (1) of `new`, only the caller uses the elements while this is borrowed, and each row is
         // returned once.
-        (0..self.rows()).map(move |row| unsafe { place.exclusive(row) })
+        (0..self.rows()).map(move |row| unsafe { extent.exclusive(row) })
     }
 }
 
