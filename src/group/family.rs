@@ -32,6 +32,7 @@
 
 use std::{
     any::Any,
+    collections::BTreeMap,
     iter, mem,
     panic::Location,
     ptr::NonNull,
@@ -73,8 +74,8 @@ type UnitsOfParent = (Need<UnitsWaiter>, OnceLock<Arc<ResourceCore>>);
 
 /// The data from which an operation's children are created.
 pub(crate) struct Plan {
-    /// The variables that the operation declares, with their modes. If the operation is itself a child, these are the
-    /// program's variables, not the family's.
+    /// The variables that the operation declares, each once, in the order of their addresses, with their modes. If the
+    /// operation is itself a child, these are the program's variables, not the family's.
     names: Box<[(NonNull<VarCell>, Mode)]>,
     /// The units of resources that the operation uses, in the same way.
     uses: Box<[UnitsOfParent]>,
@@ -103,9 +104,17 @@ impl Plan {
     ) -> Box<dyn Any + Send> {
         let mut uses = Needs::from(uses);
         stock::merge(&mut uses);
-        let names = entries.iter().map(|entry| (entry.cell, entry.mode)).collect();
+        let mut names: Vec<_> = entries.iter().map(|entry| (entry.cell, entry.mode)).collect();
+        names.sort_unstable_by_key(|&(cell, _)| cell);
+        names.dedup_by(|later, kept| {
+            let is_same = later.0 == kept.0;
+            if is_same && later.1 != kept.1 {
+                kept.1 = Mode::Write;
+            }
+            is_same
+        });
         Box::new(Self {
-            names,
+            names: names.into(),
             uses: uses.into_iter().map(|need| (need, OnceLock::new())).collect(),
             priority,
             deadline,
@@ -160,7 +169,7 @@ pub(crate) struct Family {
     parent: Mutex<Option<OpRef<Task>>>,
     own: Mutex<OwnFailures>,
     /// The family's variables that represent others, each with the index in the plan of the variable represented.
-    stand_ins: Mutex<Vec<(usize, OwnedVar)>>,
+    stand_ins: Mutex<BTreeMap<usize, OwnedVar>>,
     /// The family's variables with values of their own.
     variables: Mutex<Vec<OwnedVar>>,
     /// The children that are not in a queue yet, or `None` once they have entered the queues.
@@ -319,8 +328,8 @@ impl Family {
             if named.queue().owner() == self.owner() && !named.queue().is_closed() {
                 return Ok(*entry);
             }
-            let fits = |&(cell, mode): &(_, Mode)| cell == entry.cell && (mode.is_write() || !entry.mode.is_write());
-            let Some(index) = held.iter().position(fits) else {
+            let found = held.binary_search_by_key(&entry.cell, |&(cell, _)| cell).ok();
+            let Some(index) = found.filter(|&index| held[index].1.is_write() || !entry.mode.is_write()) else {
                 let owner = named.queue().owner();
                 // This family's variables are not closed yet. A closed variable with the same owner belongs to an
                 // earlier family at the same address.
@@ -331,14 +340,8 @@ impl Family {
                     self.core.not_owned(named, name, location)
                 });
             };
-            let known = stand_ins.iter().find(|(of, _)| *of == index).map(|(_, var)| var.ptr());
-            let cell = known.unwrap_or_else(|| {
-                let var = OwnedVar::standing_for(named);
-                let cell = var.ptr();
-                stand_ins.push((index, var));
-                cell
-            });
-            Ok(Entry { cell, ..*entry })
+            let stand_in = stand_ins.entry(index).or_insert_with(|| OwnedVar::standing_for(named));
+            Ok(Entry { cell: stand_in.ptr(), ..*entry })
         };
         entries.iter().map(&mut replace).collect()
     }
@@ -505,7 +508,7 @@ impl Family {
     fn failure_of_children(&self) -> Option<OpError> {
         let (stand_ins, variables) = (lock(&self.stand_ins), lock(&self.variables));
         let failures = || {
-            stand_ins.iter().map(|(_, var)| var).chain(&*variables).filter_map(|var| {
+            stand_ins.values().chain(&*variables).filter_map(|var| {
                 // SAFETY: every operation on the variable has ended.
                 unsafe { var.cell().failure() }
             })

@@ -49,6 +49,29 @@ fn an_operation_behind_a_parent_runs_after_all_children() {
 }
 
 #[test]
+fn children_are_ordered_although_their_parent_names_a_variable_twice() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (value, gate) = (engine.var(0), Arc::new(Gate::new()));
+        let (sender, receiver) = mpsc::channel();
+        let (inside, passes) = (value.clone(), Arc::clone(&gate));
+        let parent =
+            engine.op("parent").with_children().reads([value.token()]).push((cx(), value.write()), move |(cx, _)| {
+                let write = cx.child("write").push(inside.write(), move |value| {
+                    passes.pass();
+                    *value = 1;
+                });
+                write.unwrap();
+                cx.child("read").push(inside.read(), move |value| sender.send(*value).unwrap()).unwrap();
+            });
+        parent.unwrap();
+        assert!(receiver.recv_timeout(MOMENT).is_err(), "the reader does not wait");
+        gate.open();
+        assert_eq!(receiver.recv_timeout(PATIENCE), Ok(1));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
 fn children_start_after_the_function_of_their_parent_has_returned() {
     on_kinds(&KINDS, 2, |engine| {
         let (value, returned) = (engine.var(0), Arc::new(AtomicBool::new(false)));
