@@ -9,7 +9,7 @@
 //! step before they touch, so a tile of step 9 may be computed while others are still in step 8. No tile waits for a
 //! whole step. At the end, one operation reads the plate as a whole.
 
-use std::{error::Error, ops::Range, time::Instant};
+use std::{error::Error, time::Instant};
 
 use raddle::{Engine, EngineKind, TileMut, TileRef};
 
@@ -37,10 +37,8 @@ fn steps(engine: &Engine, plate: &[f32], tile: usize) -> Result<Vec<f32>, Box<dy
     let mut new = engine.tiles(plate.to_vec(), SIDE, [tile; 2])?;
     for _ in 0..STEPS {
         for tile in new.iter() {
-            let around = |range: &Range<usize>| range.start.saturating_sub(1)..(range.end + 1).min(SIDE);
-            let (rows, columns) = (tile.rows(), tile.columns());
-            let halo = old.region(around(&rows), around(&columns))?;
-            let at = [rows.start - halo.rows().start, columns.start - halo.columns().start];
+            let halo = old.region(tile.rows(), tile.columns())?.grown([1, 1]);
+            let at = [tile.rows().start - halo.rows().start, tile.columns().start - halo.columns().start];
             engine.op("spread").push((halo.read(), tile.write()), move |(old, new)| spread(old, new, at))?;
         }
         (old, new) = (new, old);

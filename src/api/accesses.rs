@@ -67,11 +67,11 @@ use crate::{
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not declare what an operation reads and mutates",
     label = "not a declaration: of a variable, pass `.read()`, `.write()` or `.overwrite()`",
-    note = "declare a variable: `.read()`, `.write()` or `.overwrite()`; declare the operation's context: `raddle::cx()`",
+    note = "declare a variable, or a part of an array: `.read()`, `.write()` or `.overwrite()`; declare the operation's context: `raddle::cx()`",
     note = "declare what else the function receives: `raddle::stream()`, `raddle::completion()`",
     note = "a tuple has at most twelve elements: nest tuples beyond twelve",
     note = "pass an iterator of declarations through `raddle::each`",
-    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, an `OnStream`, a `Completes`, or a tuple, an array, an `Option` or a struct of those"
+    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `ReadPart`, a `WritePart`, a `Cx`, an `OnStream`, a `Completes`, or a tuple, an array, an `Option` or a struct of those"
 )]
 pub trait Accesses: ScopedAccesses<Captured: 'static> {}
 
@@ -85,11 +85,11 @@ impl<A: ScopedAccesses<Captured: 'static>> Accesses for A {}
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not declare what an operation reads and mutates",
     label = "not a declaration: of a variable, pass `.read()`, `.write()` or `.overwrite()`",
-    note = "declare a variable: `.read()`, `.write()` or `.overwrite()`; declare the operation's context: `raddle::cx()`",
+    note = "declare a variable, or a part of an array: `.read()`, `.write()` or `.overwrite()`; declare the operation's context: `raddle::cx()`",
     note = "declare what else the function receives: `raddle::stream()`, `raddle::completion()`",
     note = "a tuple has at most twelve elements: nest tuples beyond twelve",
     note = "pass an iterator of declarations through `raddle::each`",
-    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, an `OnStream`, a `Completes`, or a tuple, an array, an `Option` or a struct of those"
+    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `ReadPart`, a `WritePart`, a `Cx`, an `OnStream`, a `Completes`, or a tuple, an array, an `Option` or a struct of those"
 )]
 pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
     /// The guards that [`Engine::acquire`](crate::Engine::acquire) resolves to and that functions passed to

@@ -54,7 +54,7 @@ impl<T> Drop for Memory<T> {
 }
 
 /// The value of a cell: a share of the memory.
-struct Cell<T> {
+struct ArrayPart<T> {
     _memory: Arc<Memory<T>>,
 }
 
@@ -65,7 +65,7 @@ struct Cells<T> {
     /// The numbers of rows and columns of a part that is not at the end.
     part: [usize; 2],
     /// One for each part, row by row.
-    cells: Box<[Var<Cell<T>>]>,
+    cells: Box<[Var<ArrayPart<T>>]>,
 }
 
 impl<T: Send + 'static> Cells<T> {
@@ -76,7 +76,7 @@ impl<T: Send + 'static> Cells<T> {
         let part = part.map(|length| length.max(1));
         let count = rows.div_ceil(part[0]) * columns.div_ceil(part[1]);
         // An array without elements has a cell, too, which owns the memory until the array is dropped.
-        let cells = (0..count.max(1)).map(|_| engine.var(Cell { _memory: Arc::clone(&memory) })).collect();
+        let cells = (0..count.max(1)).map(|_| engine.var(ArrayPart { _memory: Arc::clone(&memory) })).collect();
         let whole = KnownExtent(Extent { first: elements.cast(), stride: columns, rows, columns });
         Self { whole, part, cells }
     }
@@ -178,14 +178,17 @@ pub enum Plane {}
 /// ones. An operation whose accesses touch a part twice and mutate it is refused with
 /// [`NoAccess::Aliased`](crate::error::NoAccess::Aliased).
 ///
-/// The elements live until the last handle is dropped and all operations on them are complete.
+/// An access to no elements, such as an empty range, names nothing: it is neither ordered nor skipped.
+///
+/// The elements live until the last handle is dropped, and with it the operators that name them, and all operations on
+/// them are complete.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let engine = raddle::Engine::builder().workers(2).build()?;
 /// let field = engine.parts(vec![1u64; 1000], 250);
 /// for part in field.iter() {
-///     engine.op("double").push(part.write(), |part| part.iter_mut().for_each(|n| *n *= 2))?; // four at a time
+///     engine.op("double").push(part.write(), |part| part.iter_mut().for_each(|n| *n *= 2))?; // in parallel
 /// }
 /// // After the first two of them.
 /// let middle = engine.op("middle").submit(field.range(200..300)?.read(), |part| part.iter().sum::<u64>())?;
@@ -241,10 +244,9 @@ impl Engine {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let engine = raddle::Engine::builder().workers(2).build()?;
     /// let (old, new) = (engine.tiles(vec![1.0f32; 64 * 64], 64, [16, 16])?, engine.tiles(vec![0.0; 64 * 64], 64, [16, 16])?);
-    /// for (at, tile) in new.iter().enumerate() {
+    /// for tile in new.iter() {
     ///     // The tile and one row and column on each side, where there is one: up to nine tiles of `old`.
-    ///     let around = |at: usize| (16 * at).saturating_sub(1)..(16 * at + 17).min(64);
-    ///     let halo = old.region(around(at / 4), around(at % 4))?;
+    ///     let halo = old.region(tile.rows(), tile.columns())?.grown([1, 1]);
     ///     engine.op("smooth").push((halo.read(), tile.write()), |(halo, mut tile)| {
     ///         tile[[0, 0]] = halo.iter().flatten().sum();
     ///     })?;
@@ -282,6 +284,13 @@ impl<T, S> Parts<T, S> {
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Part<'_, T, S>> {
         let [rows, columns] = self.cells.parts();
         (0..rows * columns).map(move |at| self.area(self.cells.part([at / columns, at % columns])))
+    }
+
+    /// Returns the numbers of parts below and beside each other. With one dimension, the first is 1, or 0 if there are no
+    /// elements.
+    #[must_use]
+    pub fn grid(&self) -> [usize; 2] {
+        self.cells.parts()
     }
 
     /// Names the variables of the parts: `name[3]`, or `name[1, 3]` for a tile. The names appear in errors, dumps and
@@ -367,8 +376,7 @@ impl<T> Tiles<T> {
     /// Returns [`NoPart`] if there is no such tile.
     pub fn tile(&self, row: usize, column: usize) -> Result<Part<'_, T, Plane>, NoPart> {
         let [rows, columns] = self.cells.parts();
-        let at =
-            [NoPart::check_one("row of tiles", row, rows)?, NoPart::check_one("column of tiles", column, columns)?];
+        let at = [NoPart::check_one("tile row", row, rows)?, NoPart::check_one("tile column", column, columns)?];
         Ok(self.area(self.cells.part(at)))
     }
 
@@ -404,7 +412,7 @@ impl<T, S> fmt::Debug for Part<'_, T, S> {
 }
 
 impl<'p, T, S> Part<'p, T, S> {
-    /// Returns the rows of the elements: `0..1` for an array with one dimension.
+    /// Returns the rows of the elements: `0..1` for an array with one dimension, unless it is empty.
     #[must_use]
     pub fn rows(&self) -> Range<usize> {
         self.area.rows.clone()
@@ -417,7 +425,8 @@ impl<'p, T, S> Part<'p, T, S> {
     }
 
     /// Returns the variables of the parts that are touched: to wait for them, for accesses without references, or to see
-    /// their failures and versions. A deletion of one of them deletes that part.
+    /// their failures and versions. Once one of them is deleted, operations cannot name that part any more. Its elements
+    /// are dropped with those of the last part.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -436,11 +445,21 @@ impl<'p, T, S> Part<'p, T, S> {
         self.touched().map(Var::token)
     }
 
+    fn grown_by(&self, [rows, columns]: [usize; 2]) -> Self {
+        let grown = |range: &Range<usize>, by: usize, all: usize| {
+            range.start.saturating_sub(by)..range.end.saturating_add(by).min(all)
+        };
+        let Extent { rows: height, columns: width, .. } = self.cells.whole.0;
+        let area =
+            Area { rows: grown(&self.area.rows, rows, height), columns: grown(&self.area.columns, columns, width) };
+        Self { area, ..self.clone() }
+    }
+
     fn is_empty(&self) -> bool {
         self.area.rows.is_empty() || self.area.columns.is_empty()
     }
 
-    fn touched(&self) -> impl Iterator<Item = &'p Var<Cell<T>>> + use<'p, T, S> {
+    fn touched(&self) -> impl Iterator<Item = &'p Var<ArrayPart<T>>> + use<'p, T, S> {
         let (cells, [height, width]) = (self.cells, self.cells.part);
         let of = |range: &Range<usize>, length: usize| match self.is_empty() {
             true => 0..0,
@@ -465,6 +484,23 @@ impl<'p, T, S> Part<'p, T, S> {
     }
 }
 
+impl<T> Part<'_, T> {
+    /// Returns these elements and `by` more on each side, as far as the array has them: a part with its halo.
+    #[must_use]
+    pub fn grown(&self, by: usize) -> Self {
+        self.grown_by([0, by])
+    }
+}
+
+impl<T> Part<'_, T, Plane> {
+    /// Returns these elements and so many more rows and columns on each side, as far as the array has them: a tile with
+    /// its halo.
+    #[must_use]
+    pub fn grown(&self, by: [usize; 2]) -> Self {
+        self.grown_by(by)
+    }
+}
+
 impl<'p, T: Send + 'static, S> Part<'p, T, S> {
     /// Declares that an operation reads the elements. Its function receives `&[T]`, or a [`TileRef`].
     pub fn read(&self) -> ReadPart<'p, T, S>
@@ -480,10 +516,16 @@ impl<'p, T: Send + 'static, S> Part<'p, T, S> {
     }
 
     /// Declares that an operation mutates the elements even if a touched part has failed, as
-    /// [`Var::overwrite`] does. If the operation succeeds, it clears the failures of all parts that it touches.
+    /// [`Var::overwrite`] does. If the operation succeeds, it clears the failures of all parts that it touches, which is
+    /// right only if it overwrites all that may be wrong in them, also outside this range.
     pub fn overwrite(&self) -> WritePart<'p, T, S> {
         WritePart { part: self.clone(), mode: Mode::Overwrite }
     }
+}
+
+/// As for variables: they are no declarations.
+impl<'a, T, S> AccessRefs<'a, &'a Self> for Part<'_, T, S> {
+    type Refs = &'a mut [T];
 }
 
 /// A declaration that an operation reads elements of an array, returned by [`Part::read`].

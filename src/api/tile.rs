@@ -43,6 +43,7 @@ impl<T> Extent<T> {
     ///
     /// # Panics
     /// If there is no such row.
+    #[track_caller]
     unsafe fn shared<'a>(&self, row: usize) -> &'a [T] {
         assert!(row < self.rows, "row {row} of a tile with {} rows", self.rows);
         // SAFETY: (1); the row was checked.
@@ -56,6 +57,7 @@ impl<T> Extent<T> {
     ///
     /// # Panics
     /// If there is no such row.
+    #[track_caller]
     unsafe fn exclusive<'a>(&self, row: usize) -> &'a mut [T] {
         assert!(row < self.rows, "row {row} of a tile with {} rows", self.rows);
         // SAFETY: (1); the row was checked.
@@ -128,7 +130,7 @@ impl<'a, T> TileRef<'a, T> {
     }
 
     /// Returns the tile's rows, in their order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [T]> + use<'a, T> {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &'a [T]> + ExactSizeIterator + Clone + use<'a, T> {
         let tile = *self;
         (0..self.rows()).map(move |row| tile.row(row))
     }
@@ -203,6 +205,16 @@ impl<T> TileMut<'_, T> {
         self.extent.columns
     }
 
+    /// Returns a row of the tile for reading.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    #[must_use]
+    #[track_caller]
+    pub fn row(&self, row: usize) -> &[T] {
+        self.view().row(row)
+    }
+
     /// Returns a row of the tile.
     ///
     /// # Panics
@@ -210,16 +222,23 @@ impl<T> TileMut<'_, T> {
     #[must_use]
     #[track_caller]
     pub fn row_mut(&mut self, row: usize) -> &mut [T] {
-        // SAFETY: (1): by (1) of `new`, only the caller uses the elements while this is borrowed.
-        unsafe { self.extent.exclusive(row) }
+        // SAFETY: (1): only the caller uses the elements while this is borrowed.
+        unsafe { self.exclusive(row) }
     }
 
     /// Returns the tile's rows, in their order.
-    pub fn iter_mut(&mut self) -> impl ExactSizeIterator<Item = &mut [T]> {
-        let extent = self.extent;
-        // SAFETY: (1): by (1) of `new`, only the caller uses the elements while this is borrowed, and each row is
-        // returned once.
-        (0..self.rows()).map(move |row| unsafe { extent.exclusive(row) })
+    pub fn iter_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut [T]> + ExactSizeIterator {
+        let tile = TileMut { extent: self.extent, elements: PhantomData };
+        // SAFETY: (1): only the caller uses the elements while this is borrowed, and each row is returned once.
+        (0..self.rows()).map(move |row| unsafe { tile.exclusive(row) })
+    }
+
+    /// # Safety
+    /// 1. By (1) of `new`, only this tile's owner uses the elements. It does not use the row otherwise during `'a`.
+    #[track_caller]
+    unsafe fn exclusive<'a>(&self, row: usize) -> &'a mut [T] {
+        // SAFETY: (1).
+        unsafe { self.extent.exclusive(row) }
     }
 }
 
@@ -229,7 +248,7 @@ impl<T> Index<[usize; 2]> for TileMut<'_, T> {
 
     #[track_caller]
     fn index(&self, [row, column]: [usize; 2]) -> &T {
-        &self.view().row(row)[column]
+        &self.row(row)[column]
     }
 }
 

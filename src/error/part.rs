@@ -9,9 +9,9 @@ use std::{error::Error, fmt, ops::Range};
 /// # let engine = raddle::Engine::builder().workers(1).build()?;
 /// let field = engine.parts(vec![0; 100], 25);
 /// let error = field.part(4).unwrap_err();
-/// assert_eq!(error.to_string(), "part 4 was asked for, but there are 4, counted from 0");
+/// assert_eq!(error.to_string(), "part 4 was asked for, but there are parts 0..4");
 /// let error = field.range(90..110).unwrap_err();
-/// assert_eq!(error.to_string(), "elements 90..110 were asked for, but there are 100");
+/// assert_eq!(error.to_string(), "elements 90..110 were asked for, but there are elements 0..100");
 /// # Ok(())
 /// # }
 /// ```
@@ -38,13 +38,13 @@ impl NoPart {
 impl fmt::Display for NoPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { unit, asked, count } = self;
-        if asked.end == asked.start.saturating_add(1) && asked.start >= *count {
-            return write!(f, "{unit} {} was asked for, but there are {count}, counted from 0", asked.start);
+        match asked.end == asked.start.saturating_add(1) {
+            true => write!(f, "{unit} {} was asked for, ", asked.start)?,
+            false => write!(f, "{unit}s {}..{} were asked for, ", asked.start, asked.end)?,
         }
-        write!(f, "{unit}s {}..{} were asked for, ", asked.start, asked.end)?;
         match asked.start > asked.end {
             true => f.write_str("which end before they begin"),
-            false => write!(f, "but there are {count}"),
+            false => write!(f, "but there are {unit}s 0..{count}"),
         }
     }
 }

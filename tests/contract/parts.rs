@@ -151,7 +151,9 @@ fn what_an_array_does_not_have_is_an_error() {
     let tiles = engine.tiles(vec![0; 6], 3, [5, usize::MAX]).unwrap();
     assert_eq!((tiles.iter().len(), tiles.rows(), tiles.columns()), (1, 2, 3));
     let error = tiles.tile(1, 0).unwrap_err();
-    assert_eq!(error.to_string(), "row of tiles 1 was asked for, but there are 1, counted from 0");
+    assert_eq!(error.to_string(), "tile row 1 was asked for, but there are tile rows 0..1");
+    let (grown, all) = (tiles.region(1..2, 1..2).unwrap().grown([usize::MAX, 1]), field.range(2..4).unwrap().grown(1));
+    assert_eq!((grown.rows(), grown.columns(), all.columns(), tiles.grid()), (0..2, 0..3, 1..5, [1, 1]));
     assert!(tiles.tile(0, 1).is_err() && tiles.region(0..2, 0..4).is_err() && tiles.region(0..3, 0..3).is_err());
     assert!(engine.tiles(vec![0; 6], 0, [1, 1]).is_err() && engine.tiles(vec![0; 6], 4, [1, 1]).is_err());
 }
