@@ -684,7 +684,8 @@ impl<T, S> fmt::Debug for ReadPartGuard<T, S> {
 pub struct WritePartGuard<T, S = Line> {
     extent: Extent<T>,
     _share: Share,
-    shape: PhantomData<(fn(T) -> T, fn() -> S)>,
+    /// Makes the guard invariant in `T`, as that for a variable.
+    shape: PhantomData<fn(T) -> S>,
 }
 
 // SAFETY: the guard is as good as a `&mut [T]`, which the operation keeps valid, with a share, which is `Send`.
