@@ -353,7 +353,7 @@ pub(super) fn insert<'g, T>(
             continue;
         }
         pause::at(Point::PushReadRegistered);
-        let grantable = tail.grantable(word.tag());
+        let grantable = tail.grantable(word.tag(), access.mode());
         if unseen {
             // Relaxed: published by the linking CAS.
             access.word.store(Shared::null().with_tag(grantable), Relaxed);
