@@ -290,6 +290,10 @@ typedef struct raddle_op {
     uint32_t flags;
     /** The nanoseconds from now after which it fails unless it has started; 0: no deadline. */
     int64_t deadline_ns;
+    /** The tokens that it mutates in no particular order among its neighbours that do the same. */
+    const struct raddle_token *commutes;
+    /** How many there are. */
+    size_t commute_count;
 } raddle_op;
 
 /** What ends an operation with `RADDLE_FLAGS_ASYNC`: four words, to be used once. All zeros: none. */

@@ -81,6 +81,10 @@ pub struct raddle_op {
     pub flags: u32,
     /// The nanoseconds from now after which it fails unless it has started; 0: no deadline.
     pub deadline_ns: i64,
+    /// The tokens that it mutates in no particular order among its neighbours that do the same.
+    pub commutes: *const raddle_token,
+    /// How many there are.
+    pub commute_count: usize,
 }
 
 const KNOWN: u32 = 63;
@@ -215,7 +219,12 @@ impl Described {
         let writes = unsafe { raddle_token::each(op.writes, op.write_count) }?;
         // SAFETY: (1).
         let overwrites = unsafe { raddle_token::each(op.overwrites, op.overwrite_count) }?;
-        Ok(push(builder.reads(reads).writes(writes).overwrites(overwrites), job)?)
+        let mut builder = builder.reads(reads).writes(writes).overwrites(overwrites);
+        if op.commute_count > 0 {
+            // SAFETY: (1).
+            builder = builder.commutes(unsafe { raddle_token::each(op.commutes, op.commute_count) }?);
+        }
+        Ok(push(builder, job)?)
     }
 }
 
