@@ -107,7 +107,7 @@ typedef enum raddle_choice {
 
 /** Flags of `raddle_op`. */
 typedef enum raddle_flags {
-    /** The operation ends when its completion is used, which `raddle_context_completion` gives its function. */
+    /** The operation may end later than its function, which then asks for `raddle_context_completion`. */
     RADDLE_FLAGS_ASYNC = 1,
     /** It runs although a token that it names has failed. */
     RADDLE_FLAGS_RUN_ALWAYS = 2,
@@ -640,7 +640,8 @@ int32_t raddle_context_fail(struct raddle_context *context,
 
 /**
  * Returns the completion of an operation with `RADDLE_FLAGS_ASYNC`, once: afterwards, and for other operations, all
- * zeros. If the function returns 0 and has not taken it, the operation fails.
+ * zeros. The operation then ends when the completion is used. If the function does not ask for it, the operation ends
+ * when the function returns, which costs less.
  *
  * Threads: that of the function. In operations: only there. After a fork: permitted.
  *

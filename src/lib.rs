@@ -86,6 +86,7 @@ pub use api::{
     builder::EngineBuilder,
     cancelled::Cancelled,
     completion::{Completion, completion},
+    deferral::{Deferral, deferral},
     engine::{Engine, Shutdown, WeakEngine},
     future_context::FutureContext,
     group::{CancelOnDrop, Group},
@@ -118,12 +119,12 @@ pub use raddle_derive::Accesses;
 /// What operations declare: the types behind [`Accesses`].
 ///
 /// A program seldom names these types. [`Accesses`] itself, [`cx`], [`stream`](crate::stream()),
-/// [`completion`](crate::completion()) and [`each`] are at the crate's root.
+/// [`completion`](crate::completion()), [`deferral`](crate::deferral()) and [`each`] are at the crate's root.
 pub mod access {
     pub use crate::api::accesses::{AccessRefs, Cx, OnStream, Refs, ScopedAccesses};
     #[doc(no_inline)]
     pub use crate::api::accesses::{Accesses, cx, each};
-    pub use crate::api::completion::Completes;
+    pub use crate::api::{completion::Completes, deferral::Defers};
 }
 
 pub mod chosen {

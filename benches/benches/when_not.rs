@@ -104,6 +104,10 @@ fn main() {
     let duration = |size| (0..9).map(|_| serial_ns(Kernel::Compute, size)).fold(f64::INFINITY, f64::min);
     let durations = SIZES.map(duration);
     for (state, figures) in by_state(&samples) {
+        // Of a state that occurred only for a moment, there is nothing to conclude.
+        if figures.iter().any(Vec::is_empty) {
+            continue;
+        }
         let note = "ns per operation, from the first push to the end of the last. The duration is the kernel's own.";
         let columns = ["accesses", "duration, ns", "raddle", "rayon with locks", "one thread"];
         let mut table = Table::of_state("times", state, "Times", note, &columns);

@@ -134,10 +134,11 @@ pub unsafe extern "C" fn raddle_engine_new(
         require_place(engine)?;
         let mut builder = Engine::builder();
         if !options.is_null() {
+            let mut whole = None;
             // SAFETY: (1). All options may be 0.
-            let options = unsafe { sized(options) }?;
+            let options = unsafe { sized(options, &mut whole) }?;
             // SAFETY: (1).
-            builder = unsafe { configure(builder, &options) }?;
+            builder = unsafe { configure(builder, options) }?;
         }
         let built = raddle_engine::open(builder.build()?);
         // SAFETY: (1); it is not null.
@@ -405,8 +406,9 @@ pub unsafe extern "C" fn raddle_engine_stats(
     text: *mut *mut c_char,
 ) -> raddle_status {
     guarded(|| {
+        let mut whole = None;
         // SAFETY: (1). All counts may be 0.
-        let size = unsafe { sized(stats) }?.size;
+        let size = unsafe { sized(stats, &mut whole) }?.size;
         // SAFETY: (1).
         let counted = unsafe { engine.get() }?.stats();
         let workers = || counted.lanes.iter().flat_map(|lane| &lane.workers);

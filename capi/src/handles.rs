@@ -138,13 +138,13 @@ pub(crate) unsafe fn slice_of<'a, T>(items: *const T, count: usize) -> Result<&'
 }
 
 /// The struct at `given`, which begins with its size in bytes and may be shorter than this library's: its caller was
-/// compiled with an older header. What it lacks is 0.
+/// compiled with an older header. Then, it is copied to `whole`, and what it lacks is 0.
 ///
 /// # Safety
 /// 1. `given` is null, or a `T` or a shorter beginning of one, that starts with its size, a `usize`, and lies there
-///    unchanged during the call.
+///    unchanged while the result is used.
 /// 2. A `T` may be all zeros.
-pub(crate) unsafe fn sized<T: Copy>(given: *const T) -> Result<T> {
+pub(crate) unsafe fn sized<T: Copy>(given: *const T, whole: &mut Option<T>) -> Result<&T> {
     if given.is_null() {
         return Err(Refusal::invalid("a struct is null"));
     }
@@ -152,15 +152,15 @@ pub(crate) unsafe fn sized<T: Copy>(given: *const T) -> Result<T> {
     let size = unsafe { given.cast::<usize>().read() };
     if size == size_of::<T>() {
         // SAFETY: (1): the struct has this size.
-        return Ok(unsafe { given.read() });
+        return Ok(unsafe { &*given });
     }
     if !(size_of::<usize>()..size_of::<T>()).contains(&size) {
         return Err(Refusal::invalid("a struct's `size` is not its size, or that of a later version"));
     }
     // SAFETY: (2).
-    let mut whole: T = unsafe { std::mem::zeroed() };
+    let whole = whole.insert(unsafe { std::mem::zeroed() });
     // SAFETY: (1): the struct has `size` bytes, fewer than `whole`, which is another one.
-    unsafe { std::ptr::copy_nonoverlapping(given.cast::<u8>(), (&raw mut whole).cast(), size) };
+    unsafe { std::ptr::copy_nonoverlapping(given.cast::<u8>(), std::ptr::from_mut(whole).cast(), size) };
     Ok(whole)
 }
 

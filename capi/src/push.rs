@@ -8,8 +8,8 @@ use std::{
 };
 
 use raddle::{
-    Completion, Engine, Group, OpBuilder, OpContext, OpHandle, Operator, Property, PushError, chosen::With, completion,
-    cx, error::BoxError,
+    Completion, Deferral, Engine, Group, OpBuilder, OpContext, OpHandle, Operator, Property, PushError, chosen::With,
+    cx, deferral, error::BoxError,
 };
 
 use crate::{
@@ -31,7 +31,7 @@ pub type raddle_function = Option<unsafe extern "C" fn(data: *mut c_void, contex
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub enum raddle_flags {
-    /// The operation ends when its completion is used, which `raddle_context_completion` gives its function.
+    /// The operation may end later than its function, which then asks for `raddle_context_completion`.
     Async = 1,
     /// It runs although a token that it names has failed.
     RunAlways = 2,
@@ -98,7 +98,7 @@ fn has(flags: u32, flag: raddle_flags) -> bool {
 pub struct raddle_context<'a> {
     context: &'a OpContext<'a>,
     argument: *mut c_void,
-    completion: Cell<Option<Completion>>,
+    deferral: Cell<Option<Deferral<'a>>>,
     failure: RefCell<Option<Given>>,
     engine: OnceCell<raddle_engine>,
 }
@@ -124,12 +124,12 @@ impl Job {
         &self,
         context: &OpContext<'_>,
         argument: *mut c_void,
-        completion: Option<Completion>,
+        deferral: Option<Deferral<'_>>,
     ) -> std::result::Result<(), BoxError> {
         let mut context = raddle_context {
             context,
             argument,
-            completion: Cell::new(completion),
+            deferral: Cell::new(deferral),
             failure: RefCell::new(None),
             engine: OnceCell::new(),
         };
@@ -146,29 +146,25 @@ impl Job {
             // SAFETY: there is no function.
             payload: unsafe { Payload::new(null_mut(), None) },
         });
-        match context.completion.take() {
-            Some(completion) => {
-                completion.fail(given);
-                Ok(())
-            }
-            None => Err(given.into()),
-        }
+        Err(given.into())
     }
 }
 
 /// A described operation, and what its push must not lose if it is refused.
-struct Described {
-    op: raddle_op,
+struct Described<'o> {
+    op: &'o raddle_op,
     job: Job,
 }
 
-impl Described {
+impl<'o> Described<'o> {
+    /// Reads `op`, of which `whole` is a copy if it has an older size.
+    ///
     /// # Safety
     /// 1. `op` is null, or a `raddle_op` of the size that it states, whose function and `drop` may be called with its
-    ///    data as it says.
-    unsafe fn read(op: *const raddle_op) -> Result<Self> {
+    ///    data as it says, and that does not change during `'o`.
+    unsafe fn read(op: *const raddle_op, whole: &'o mut Option<raddle_op>) -> Result<Self> {
         // SAFETY: (1). All of it may be 0.
-        let op = unsafe { sized(op) }?;
+        let op = unsafe { sized(op, whole) }?;
         // SAFETY: (1).
         let data = unsafe { Payload::new(op.data, op.drop) };
         let Some(function) = op.function else { return Err(Refusal::invalid("`function` is null")) };
@@ -182,6 +178,7 @@ impl Described {
     ///
     /// # Safety
     /// 1. The engine was not freed, nor what the operation names.
+    #[inline]
     unsafe fn with_builder<R>(
         self,
         engine: raddle_engine,
@@ -192,57 +189,68 @@ impl Described {
         let name = unsafe { op.name.get() }?;
         // Without a name, it would be called by its place, which is here for all.
         let name = if name.is_empty() { "unnamed" } else { name };
-        let mut builder = if op.group.address.is_null() {
-            // SAFETY: (1).
-            let engine: &Engine = unsafe { engine.get() }?;
-            engine.op(name)
-        } else {
-            // SAFETY: (1).
-            let group: &Group = unsafe { handles::get(op.group.address) }?;
-            group.op(name)
-        };
-        if op.priority != 0 {
-            builder = builder.priority(op.priority);
-        }
-        if op.deadline_ns != 0 {
-            let from_now = Duration::from_nanos(op.deadline_ns.max(0).unsigned_abs());
-            if let Some(deadline) = Instant::now().checked_add(from_now) {
-                builder = builder.deadline(deadline);
-            }
-        }
-        if op.flags & !(raddle_flags::Async as u32) != 0 {
-            builder = flagged(builder, op.flags)?;
-        }
         // SAFETY: (1).
         let reads = unsafe { raddle_token::each(op.reads, op.read_count) }?;
         // SAFETY: (1).
         let writes = unsafe { raddle_token::each(op.writes, op.write_count) }?;
         // SAFETY: (1).
         let overwrites = unsafe { raddle_token::each(op.overwrites, op.overwrite_count) }?;
-        let mut builder = builder.reads(reads).writes(writes).overwrites(overwrites);
-        if op.commute_count > 0 {
+        let has_options = op.priority != 0 || op.deadline_ns != 0 || op.flags & !(raddle_flags::Async as u32) != 0;
+        if has_options || !op.group.address.is_null() || !overwrites.is_empty() || op.commute_count > 0 {
             // SAFETY: (1).
-            builder = builder.commutes(unsafe { raddle_token::each(op.commutes, op.commute_count) }?);
+            let commutes = unsafe { raddle_token::each(op.commutes, op.commute_count) }?;
+            // SAFETY: (1).
+            let builder = unsafe { described(op, engine, name) }?;
+            let mut builder = builder.reads(reads).writes(writes).overwrites(overwrites);
+            if !commutes.is_empty() {
+                builder = builder.commutes(commutes);
+            }
+            return Ok(push(builder, job)?);
         }
-        Ok(push(builder, job)?)
+        // The shortest way: of a builder that may have options, there are copies in memory.
+        // SAFETY: (1).
+        let engine: &Engine = unsafe { engine.get() }?;
+        Ok(push(engine.op(name).reads(reads).writes(writes), job)?)
     }
 }
 
+/// Returns a builder for `op` without its tokens.
+///
+/// # Safety
+/// 1. The engine was not freed, nor what the operation names.
 #[cold]
-fn flagged(mut builder: OpBuilder<'_>, flags: u32) -> Result<OpBuilder<'_>> {
-    if has(flags, raddle_flags::RunAlways) {
+unsafe fn described<'o>(op: &'o raddle_op, engine: raddle_engine, name: &'static str) -> Result<OpBuilder<'o>> {
+    let mut builder = if op.group.address.is_null() {
+        // SAFETY: (1).
+        let engine: &Engine = unsafe { engine.get() }?;
+        engine.op(name)
+    } else {
+        // SAFETY: (1).
+        let group: &Group = unsafe { handles::get(op.group.address) }?;
+        group.op(name)
+    };
+    if op.priority != 0 {
+        builder = builder.priority(op.priority);
+    }
+    if op.deadline_ns != 0 {
+        let from_now = Duration::from_nanos(op.deadline_ns.max(0).unsigned_abs());
+        if let Some(deadline) = Instant::now().checked_add(from_now) {
+            builder = builder.deadline(deadline);
+        }
+    }
+    if has(op.flags, raddle_flags::RunAlways) {
         builder = builder.run_always();
     }
-    if has(flags, raddle_flags::Cleanup) {
+    if has(op.flags, raddle_flags::Cleanup) {
         builder = builder.cleanup();
     }
-    if has(flags, raddle_flags::Eager) {
+    if has(op.flags, raddle_flags::Eager) {
         builder = builder.eager();
     }
-    if has(flags, raddle_flags::Prioritized) {
+    if has(op.flags, raddle_flags::Prioritized) {
         builder = builder.property(Property::CpuPrioritized);
     }
-    if has(flags, raddle_flags::IfRoom) {
+    if has(op.flags, raddle_flags::IfRoom) {
         builder = builder.if_room()?;
     }
     Ok(builder)
@@ -264,13 +272,14 @@ fn flagged(mut builder: OpBuilder<'_>, flags: u32) -> Result<OpBuilder<'_>> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn raddle_push(engine: raddle_engine, op: *const raddle_op) -> raddle_status {
     guarded(|| {
+        let mut whole = None;
         // SAFETY: (1) and (2).
-        let described = unsafe { Described::read(op) }?;
+        let described = unsafe { Described::read(op, &mut whole) }?;
         let is_async = has(described.op.flags, raddle_flags::Async);
         let push = |builder: OpBuilder<'_>, job: Job| {
             if is_async {
-                builder.try_push((cx(), completion()), move |(context, completion)| {
-                    job.run(context, null_mut(), Some(completion))
+                builder.try_push((cx(), deferral()), move |(context, deferral)| {
+                    job.run(context, null_mut(), Some(deferral))
                 })
             } else {
                 builder.try_push(cx(), move |context| job.run(context, null_mut(), None))
@@ -405,7 +414,8 @@ impl raddle_completion {
 }
 
 /// Returns the completion of an operation with `RADDLE_FLAGS_ASYNC`, once: afterwards, and for other operations, all
-/// zeros. If the function returns 0 and has not taken it, the operation fails.
+/// zeros. The operation then ends when the completion is used. If the function does not ask for it, the operation ends
+/// when the function returns, which costs less.
 ///
 /// Threads: that of the function. In operations: only there. After a fork: permitted.
 ///
@@ -415,8 +425,8 @@ impl raddle_completion {
 pub unsafe extern "C" fn raddle_context_completion(context: *mut raddle_context<'_>) -> raddle_completion {
     guarded_or(raddle_completion::NONE, || {
         // SAFETY: (1).
-        let completion = unsafe { context_at(context) }?.completion.take();
-        Ok(completion.map_or(raddle_completion::NONE, raddle_completion::new))
+        let deferral = unsafe { context_at(context) }?.deferral.take();
+        Ok(deferral.map_or(raddle_completion::NONE, |deferral| raddle_completion::new(deferral.defer())))
     })
 }
 
@@ -502,14 +512,15 @@ pub unsafe extern "C" fn raddle_submit(
     handle: *mut raddle_handle,
 ) -> raddle_status {
     guarded(|| {
+        let mut whole = None;
         // SAFETY: (1).
-        let described = unsafe { Described::read(op) }?;
+        let described = unsafe { Described::read(op, &mut whole) }?;
         require_place(handle)?;
         let is_async = has(described.op.flags, raddle_flags::Async);
         let push = |builder: OpBuilder<'_>, job: Job| {
             if is_async {
-                builder.try_submit((cx(), completion()), move |(context, completion)| {
-                    job.run(context, null_mut(), Some(completion))
+                builder.try_submit((cx(), deferral()), move |(context, deferral)| {
+                    job.run(context, null_mut(), Some(deferral))
                 })
             } else {
                 builder.try_submit(cx(), move |context| job.run(context, null_mut(), None))
@@ -640,14 +651,15 @@ pub unsafe extern "C" fn raddle_operator_new(
     made: *mut raddle_operator,
 ) -> raddle_status {
     guarded(|| {
+        let mut whole = None;
         // SAFETY: (1).
-        let described = unsafe { Described::read(op) }?;
+        let described = unsafe { Described::read(op, &mut whole) }?;
         require_place(made)?;
         let is_async = has(described.op.flags, raddle_flags::Async);
         let make = |builder: OpBuilder<'_>, job: Job| {
             if is_async {
-                builder.try_operator_with((cx(), completion()), move |(context, completion), argument: Payload| {
-                    job.run(context, argument.get(), Some(completion))
+                builder.try_operator_with((cx(), deferral()), move |(context, deferral), argument: Payload| {
+                    job.run(context, argument.get(), Some(deferral))
                 })
             } else {
                 builder

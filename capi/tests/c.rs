@@ -1,4 +1,5 @@
-//! The library as C and C++ use it: installed, compiled with the system's compiler and run, also with sanitizers.
+//! The library as C and C++ use it: installed, compiled with the system's compiler and run, also with sanitizers
+//! and under valgrind.
 //!
 //! The library's own code is not instrumented here, so the sanitizer of addresses sees what C and C++ do with memory,
 //! and all that was allocated. For that of threads, `cargo xtask ci sanitizers` instruments the library too.
@@ -67,17 +68,39 @@ fn compile_and_run(source: &str, name: &str, arguments: &[&str]) -> Option<Strin
         compiler.arg(argument.replace('@', &folder.to_string_lossy()));
     }
     run(compiler.arg("-lpthread"));
-    Some(String::from_utf8_lossy(&run(&mut Command::new(program)).stdout).into_owned())
+    let mut command = Command::new(&program);
+    if name.ends_with(VALGRIND) {
+        command = Command::new(VALGRIND);
+        // Names and the epoch's lists are reached by pointers into them, which counts as a possible loss.
+        let leaks = ["--leak-check=full", "--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"];
+        command.args(["--quiet", "--error-exitcode=9"]).args(leaks).arg(&program);
+    }
+    Some(String::from_utf8_lossy(&run(&mut command).stdout).into_owned())
 }
+
+const VALGRIND: &str = "valgrind";
 
 const SHARED: [&str; 3] = ["-L@/lib", "-lraddle", "-Wl,-rpath,@/lib"];
 const WITH_ASAN: [&str; 4] = ["-fsanitize=address,undefined", "@/lib/libraddle.a", "-lm", "-ldl"];
 
+/// Whether what the build needs to run is there.
+fn can_run((name, _): &(&str, &[&str])) -> bool {
+    let can_run = !name.ends_with(VALGRIND) || exists(VALGRIND);
+    if !can_run {
+        println!("skipped: there is no valgrind for {name}");
+    }
+    can_run
+}
+
 #[test]
 fn the_pipeline_in_c_reports_the_failure_and_the_sum() {
-    for (name, arguments) in
-        [("pipeline", &SHARED[..]), ("pipeline-static", &WITH_ASAN[1..]), ("pipeline-asan", &WITH_ASAN)]
-    {
+    let builds = [
+        ("pipeline", &SHARED[..]),
+        ("pipeline-static", &WITH_ASAN[1..]),
+        ("pipeline-asan", &WITH_ASAN),
+        ("pipeline-valgrind", &SHARED),
+    ];
+    for (name, arguments) in builds.into_iter().filter(can_run) {
         let Some(text) = compile_and_run("pipeline.c", name, arguments) else { return };
         let failure = "chunk 5: operation `read` failed: the disk has a bad sector (code 5), sector 1234\n";
         assert_eq!(text, format!("{failure}the sum is 230000; 1 chunk failed; pending: 0\n"), "{name}");
@@ -86,7 +109,8 @@ fn the_pipeline_in_c_reports_the_failure_and_the_sum() {
 
 #[test]
 fn lambdas_and_exceptions_pass_through_the_engine() {
-    for (name, arguments) in [("lambdas", &SHARED[..]), ("lambdas-asan", &WITH_ASAN)] {
+    let builds = [("lambdas", &SHARED[..]), ("lambdas-asan", &WITH_ASAN), ("lambdas-valgrind", &SHARED)];
+    for (name, arguments) in builds.into_iter().filter(can_run) {
         let Some(text) = compile_and_run("lambdas.cpp", name, arguments) else { return };
         assert_eq!(text, "the mean is 2.5\ncaught: there are no values\n", "{name}");
     }

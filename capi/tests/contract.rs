@@ -282,26 +282,26 @@ fn a_failure_is_looked_at_and_cleared_everywhere() {
     assert_eq!(sum.load(Relaxed), 1);
 }
 
-/// A completion that its function does not take, and one that it takes before it fails.
+/// A function that does not ask for its operation's completion ends the operation, well or not.
 #[test]
-fn completions_are_not_lost_silently() {
-    unsafe extern "C" fn forget(_: *mut c_void, _: *mut raddle_context) -> i32 {
+fn operations_end_with_functions_that_ask_for_no_completion() {
+    unsafe extern "C" fn succeed(_: *mut c_void, _: *mut raddle_context) -> i32 {
         0
     }
     unsafe extern "C" fn refuse(_: *mut c_void, _: *mut raddle_context) -> i32 {
         9
     }
     let engine = engine();
-    for (function, cause, code) in
-        [(forget as Function, raddle_cause::LostCompletion, 0), (refuse as Function, raddle_cause::Code, 9)]
+    for (function, status, code) in
+        [(succeed as Function, raddle_status::Ok, 0), (refuse as Function, raddle_status::Failed, 9)]
     {
         let disk = token(engine);
-        let lost = raddle_op { flags: raddle_flags::Async as u32, ..op(function, null_mut(), &[disk]) };
-        assert_eq!(push(engine, &lost), raddle_status::Ok);
+        let pushed = raddle_op { flags: raddle_flags::Async as u32, ..op(function, null_mut(), &[disk]) };
+        assert_eq!(push(engine, &pushed), raddle_status::Ok);
         let mut failure = zeroed();
-        assert_eq!(unsafe { raddle_wait(engine, disk, 1, -1, &raw mut failure) }, raddle_status::Failed);
-        assert_eq!(unsafe { raddle_failure_cause(failure) }, cause as i32);
+        assert_eq!(unsafe { raddle_wait(engine, disk, 1, -1, &raw mut failure) }, status);
         assert_eq!(unsafe { raddle_failure_code(failure) }, code);
+        assert_eq!(unsafe { raddle_token_version(disk) }, u64::from(code == 0));
         unsafe { raddle_failure_free(&raw mut failure) };
     }
     free(engine);

@@ -23,6 +23,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -221,7 +222,7 @@ template <class T> struct Counted {
     void retain() { count.fetch_add(1, std::memory_order_relaxed); } // relaxed: this thread holds one
     void release() {
         // Release: what was done with it, done before it is freed. Acquire: all of that.
-        if (count.fetch_sub(1, std::memory_order_acq_rel) == 1) delete static_cast<T *>(this);
+        if (count.fetch_sub(1, std::memory_order_acq_rel) == 1) T::free(static_cast<T *>(this));
     }
 };
 
@@ -236,6 +237,7 @@ struct mxnet::engine::Opr : Counted<mxnet::engine::Opr> {
     bool is_wait;
     std::string name;
     Opr(Function &&function) : function(std::move(function)) {}
+    static void free(Opr *opr) { delete opr; }
 };
 
 namespace {
@@ -245,6 +247,42 @@ using mxnet::engine::Opr;
 enum class Kind { pooled, per_device, naive };
 
 class RaddleEngine;
+
+// Memory for pushed operations. It goes from the threads that push to those that end operations and back, in chains:
+// malloc would take a lock for each piece.
+namespace pieces {
+
+// Behind a pushed operation is room for as many variables.
+constexpr std::size_t most_variables = 16;
+
+struct Piece {
+    Piece *next;
+};
+// Given back by any thread; taken as a whole.
+std::atomic<Piece *> given_back{nullptr};
+// The thread's.
+thread_local Piece *own = nullptr;
+
+void give_back(void *memory) {
+    auto piece = static_cast<Piece *>(memory);
+    piece->next = given_back.load(std::memory_order_relaxed);
+    // Release: the end of its use.
+    while (!given_back.compare_exchange_weak(piece->next, piece, std::memory_order_release, std::memory_order_relaxed));
+}
+
+void *take(std::size_t size) {
+    struct End {
+        ~End() {
+            while (own) give_back(std::exchange(own, own->next));
+        }
+    };
+    static thread_local End end;
+    (void)end;
+    if (!own) own = given_back.exchange(nullptr, std::memory_order_acquire); // acquire: the end of its use
+    return own ? std::exchange(own, own->next) : ::operator new(size);
+}
+
+} // namespace pieces
 
 // A pushed operation. Held by raddle until its function has returned, and by its completion.
 struct Operation : Counted<Operation> {
@@ -257,6 +295,11 @@ struct Operation : Counted<Operation> {
     Context context;
     FnProperty property;
     bool is_wait = false;
+    bool holds_opr = false;
+    bool is_large = false; // its memory is not one of the `pieces`
+    // How an asynchronous operation ends: if `end` was not called when its function returns, by its completion.
+    enum End { pending, by_completion, ended };
+    std::atomic<End> end{pending};
     raddle_completion completion{};
     Failure failure;
     // If a profile has it.
@@ -265,18 +308,25 @@ struct Operation : Counted<Operation> {
 
     // Makes one with room for `count` variables.
     static Operation *make(std::size_t count) {
-        void *memory = ::operator new(sizeof(Operation) + count * sizeof(Variable *));
+        bool is_large = count > pieces::most_variables;
+        auto size = sizeof(Operation) + std::max(count, pieces::most_variables) * sizeof(Variable *);
+        void *memory = is_large ? ::operator new(size) : pieces::take(size);
         auto made = new (memory) Operation();
+        made->is_large = is_large;
         made->variables = reinterpret_cast<Variable **>(made + 1);
         return made;
     }
-    void operator delete(void *memory) { ::operator delete(memory); }
-    ~Operation() {
-        if (opr) opr->release();
+    static void free(Operation *operation) {
+        bool is_large = operation->is_large;
+        operation->~Operation();
+        is_large ? ::operator delete(operation) : pieces::give_back(operation);
     }
-    void add(const Handles &more, std::uint32_t &count) {
+    ~Operation() {
+        if (holds_opr) opr->release();
+    }
+    template <class Variables> void add(const Variables &more, std::uint32_t &count) {
         auto at = const_cast<Variable **>(variables) + reads + writes;
-        for (VarHandle variable : more) *at++ = static_cast<Variable *>(variable);
+        for (auto variable : more) *at++ = static_cast<Variable *>(variable);
         count = static_cast<std::uint32_t>(more.size());
     }
     const Function &called() const { return opr ? opr->function : function; }
@@ -365,14 +415,24 @@ public:
         return opr;
     }
 
-    // Pushed runs hold it.
-    void DeleteOperator(Opr *opr) override { opr->release(); }
+    // The last mutation of all its variables, as in MXNet. Without variables, its runs hold it.
+    void DeleteOperator(Opr *opr) override {
+        if (opr->variables.empty()) return opr->release();
+        flush();
+        auto operation = Operation::make(opr->variables.size());
+        operation->add(opr->variables, operation->writes);
+        operation->opr = opr;
+        operation->holds_opr = true;
+        auto nothing = [](void *, raddle_context *) -> std::int32_t { return 0; };
+        push(operation, Context::CPU(), FnProperty::kAsync, 0, "DeleteOperator", nothing);
+    }
 
     void Push(Opr *opr, Context context, int priority, bool is_profiled) override {
         flush();
         auto operation = Operation::make(0);
-        opr->retain();
         operation->opr = opr;
+        operation->holds_opr = opr->variables.empty();
+        if (operation->holds_opr) opr->retain();
         operation->variables = opr->variables.data();
         operation->reads = static_cast<std::uint32_t>(opr->reads);
         operation->writes = static_cast<std::uint32_t>(opr->variables.size() - opr->reads);
@@ -405,7 +465,9 @@ public:
         flush();
         auto operation = made({}, {variable});
         new (&operation->function) Function(std::move(function));
-        push(operation, context, FnProperty::kDeleteVar, 0, "DeleteVariable", run_sync);
+        describe(operation, context, FnProperty::kDeleteVar, "DeleteVariable", profile::records(profile::imperative));
+        raddle_token token = token_of(operation->variables[0]);
+        check(raddle_token_delete(engine, &token, run_deletion, operation), "DeleteVariable");
     }
 
     void WaitForVar(VarHandle handle) override {
@@ -527,6 +589,13 @@ private:
         return operation;
     }
 
+    void describe(Operation *operation, Context context, FnProperty property, const char *name, bool is_profiled) {
+        operation->engine = this;
+        operation->context = context;
+        operation->property = property;
+        if (is_profiled && name && *name) operation->profiled = name_of(profile::name_of(name));
+    }
+
     void push(Operation *operation, Context context, FnProperty property, int priority, const char *name,
               raddle_function run) {
         push(operation, context, property, priority, name, run, profile::records(profile::imperative));
@@ -534,10 +603,7 @@ private:
 
     void push(Operation *operation, Context context, FnProperty property, int priority, const char *name,
               raddle_function run, bool is_profiled) {
-        operation->engine = this;
-        operation->context = context;
-        operation->property = property;
-        if (is_profiled && name && *name) operation->profiled = name_of(profile::name_of(name));
+        describe(operation, context, property, name, is_profiled);
         std::size_t count = operation->reads + operation->writes;
         std::array<raddle_token, 32> few;
         std::vector<raddle_token> many(count > few.size() ? count : 0);
@@ -549,9 +615,7 @@ private:
         op.function = run;
         op.data = operation;
         op.drop = [](void *data) {
-            auto operation = static_cast<Operation *>(data);
-            if (operation->property == FnProperty::kDeleteVar) operation->engine->forget(operation->variables[0]);
-            operation->release();
+            static_cast<Operation *>(data)->release();
         };
         op.reads = tokens;
         op.read_count = operation->reads;
@@ -562,10 +626,6 @@ private:
         if (property == FnProperty::kCPUPrioritized) op.flags |= RADDLE_FLAGS_PRIORITIZED;
         // MXNet's engines run these in the pushing thread if they are ready.
         if (property == FnProperty::kAsync) op.flags |= RADDLE_FLAGS_EAGER;
-        if (property == FnProperty::kDeleteVar) {
-            op.flags |= RADDLE_FLAGS_CLEANUP;
-            if (kind != Kind::pooled) op.flags |= RADDLE_FLAGS_EAGER;
-        }
         if (kind == Kind::naive) return push_and_wait(operation, op);
         check(raddle_push(engine, &op), "push");
     }
@@ -580,11 +640,6 @@ private:
         operation->release();
         check(status, "push");
         if (failure) std::rethrow_exception(*failure);
-    }
-
-    void forget(Variable *variable) {
-        raddle_token_free(&variable->token);
-        delete variable;
     }
 
     // ------------------------------------------------------------------------------------------------------- runs ----
@@ -636,24 +691,38 @@ private:
         return 0;
     }
 
+    // Runs a deletion, behind all else on the variable.
+    static void run_deletion(void *data) {
+        auto operation = static_cast<Operation *>(data);
+        run_sync(operation, nullptr);
+        delete operation->variables[0];
+        operation->release();
+    }
+
     static std::int32_t run_async(void *data, raddle_context *context) {
         auto operation = static_cast<Operation *>(data);
         auto engine = operation->engine;
-        operation->completion = raddle_context_completion(context);
-        operation->retain();
-        OnComplete done = engine->CreateCallback(complete, operation);
         if (!engine->begins(operation)) {
-            done();
+            engine->ends(operation);
             return 0;
         }
+        operation->retain();
+        OnComplete done = engine->CreateCallback(complete, operation);
+        // Acquire: what was done before the end.
+        auto has_ended = [&] { return operation->end.load(std::memory_order_acquire) == Operation::ended; };
         try {
             operation->called().call(RunContext{operation->context, nullptr, nullptr, false}, done);
         } catch (...) {
-            // Unless it threw after it had completed.
-            if (operation->completion.words[0]) {
+            if (!has_ended()) {
                 operation->failure = current();
                 done();
             }
+        }
+        if (has_ended()) return 0;
+        operation->completion = raddle_context_completion(context);
+        // Release: the completion. Acquire: what was done before the end.
+        if (operation->end.exchange(Operation::by_completion, std::memory_order_acq_rel) == Operation::ended) {
+            raddle_completion_complete(operation->completion);
         }
         return 0;
     }
@@ -662,7 +731,9 @@ private:
         auto operation = static_cast<Operation *>(data);
         if (error) operation->failure = std::make_shared<std::exception_ptr>(std::make_exception_ptr(*error));
         static_cast<RaddleEngine *>(engine)->ends(operation);
-        raddle_completion_complete(std::exchange(operation->completion, {}));
+        // Release: what was done before. Acquire: the completion.
+        auto before = operation->end.exchange(Operation::ended, std::memory_order_acq_rel);
+        if (before == Operation::by_completion) raddle_completion_complete(operation->completion);
         operation->release();
     }
 

@@ -303,6 +303,9 @@ impl EngineBuilder {
 
     /// Sets how idle workers wait for work. Default: [`IdlePolicy::SpinThenPark`] for 50 µs.
     ///
+    /// Unless it is [`IdlePolicy::Park`], a thread that waits outside operations also spins before it sleeps, for 10 µs at
+    /// most, while waits end that soon.
+    ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use raddle::{Engine, IdlePolicy};

@@ -1,6 +1,13 @@
 //! The handle that completes an asynchronous operation.
 
-use std::{cell::Cell, ffi::c_void, fmt, mem, panic::resume_unwind, ptr::NonNull, sync::Arc};
+use std::{
+    cell::{Cell, OnceCell},
+    ffi::c_void,
+    fmt, mem,
+    panic::resume_unwind,
+    ptr::NonNull,
+    sync::Arc,
+};
 
 use super::{
     accesses::{AccessRefs, Refs, ScopedAccesses, sealed},
@@ -11,7 +18,7 @@ use crate::{
     error::{BoxError, deadlock::Pushed, op::Cause},
     notify::async_state::AsyncState,
     op::{
-        frame::{self, Call, DeclaredAs},
+        frame::{self, Call, DeclaredAs, Frame},
         task::{Task, flag},
     },
     sync::{
@@ -66,11 +73,6 @@ impl fmt::Debug for Completion {
 }
 
 impl Completion {
-    /// Creates the completion for an operation whose function is about to be called.
-    pub(crate) fn new(right: OpRef<Task>, core: Arc<Core>) -> Self {
-        Self { of: Some((right, core)), gate: None }
-    }
-
     /// Returns the operation's name and push location, and how it declares the variable whose queue is `queue`.
     pub(super) fn declared(&self, queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, DeclaredAs) {
         let Some((right, _)) = &self.of else { return (None, DeclaredAs::No) };
@@ -238,8 +240,34 @@ impl Gate {
     }
 }
 
-/// Calls `f`, the function of an asynchronous operation with the accesses `A`. If the function `returns` a value, or
-/// has references to values, the operation does not end before the function has returned.
+/// The end of an operation whose function is being called.
+pub(super) struct Later {
+    /// The right to end the operation, until a completion takes it.
+    right: Cell<Option<OpRef<Task>>>,
+    /// Whether the operation must not end before its function has returned.
+    is_gated: bool,
+    gate: OnceCell<Arc<Gate>>,
+}
+
+impl OpContext<'_> {
+    /// Returns the end of the operation, which is asynchronous.
+    pub(super) fn later(&self) -> &Later {
+        let Some(later) = self.extra() else { unreachable!("asynchronous operations are called with it") };
+        later
+    }
+}
+
+impl Later {
+    /// Returns the completion for the operation that runs in `frame`, of which there is one.
+    pub(super) fn completion(&self, frame: &Frame) -> Completion {
+        let Some(right) = self.right.take() else { unreachable!("an operation has one completion") };
+        let gate = self.is_gated.then(|| Arc::clone(self.gate.get_or_init(Arc::default)));
+        Completion { of: Some((right, Arc::clone(frame.engine()))), gate }
+    }
+}
+
+/// Calls `f`, the function of an asynchronous operation with the accesses `A`. If it takes no completion, the operation
+/// ends when it has returned. If it `returns` a value, or has references to values, the operation does not end before.
 ///
 /// # Safety
 /// 1. `captured` came from `A::capture`, the operation of `call` declares the accesses of that `A`, and this is called
@@ -252,42 +280,38 @@ pub(crate) unsafe fn call_async<A: ScopedAccesses>(
     f: impl for<'a> FnOnce(Refs<'a, A>) -> Result<(), Cause>,
 ) -> Result<(), Cause> {
     let Some(right) = call.take_right() else { return Ok(()) };
-    let mut done = Completion::new(right, Arc::clone(call.core()));
-    if !A::REFERS && !returns {
-        let done = Cell::new(Some(done));
-        let cx = OpContext::with(call, &done);
-        // SAFETY: (1) and (2); there are no references to values.
-        return f(unsafe { A::refs(captured, &cx) });
-    }
-    let gate = Arc::<Gate>::default();
-    done.gate = Some(Arc::clone(&gate));
-    let done = Cell::new(Some(done));
-    let cx = OpContext::with(call, &done);
-    // SAFETY: (1) and (2). The operation holds its variables until its completion is used, and the gate keeps it from
-    // ending until `f` has returned.
+    let later = Later { right: Cell::new(Some(right)), is_gated: A::REFERS || returns, gate: OnceCell::new() };
+    let cx = OpContext::with(call, &later);
+    // SAFETY: (1) and (2). The operation holds its variables until its end, and the gate keeps a completion from ending
+    // it until `f` has returned.
     let result = panics::catch(|| f(unsafe { A::refs(captured, &cx) }));
     if call.core().is_forked() {
         // The parent process completes the operation, and another of its threads may have held the gate's lock at the
         // fork.
-        mem::forget((gate, result));
+        mem::forget((later, result));
         return Ok(());
     }
-    let Some(Used { right, core, result: used }) = gate.open() else {
+    let Later { right, gate, .. } = later;
+    let ended = match (right.into_inner(), gate.into_inner()) {
+        (Some(right), _) => Some((right, Ok(()))),
+        (None, gate) => gate.and_then(|gate| gate.open()).map(|Used { right, result, .. }| (right, result)),
+    };
+    let Some((right, used)) = ended else {
         return result.unwrap_or_else(|payload| resume_unwind(payload));
     };
     if let Ok(Ok(())) = result {
         if right.task().has(flag::PARENT) {
-            core.resolve(right, used);
+            call.core().resolve(right, used);
             return Ok(());
         }
-        // The operation ends outside its frame, like one without a completion.
+        // The operation ends outside its frame, like one that is not asynchronous.
         let _ = right.task().async_state().filter(|_| used.is_ok()).map(AsyncState::resolve);
         call.return_right(right);
         return used;
     }
     // The operation fails with its function's failure. A failure reported through the completion is recorded too.
     if let Some(cause) = used.err().filter(|cause| !matches!(cause, Cause::LostCompletion)) {
-        core.record_failure(&right.task().failed_by(cause));
+        call.core().record_failure(&right.task().failed_by(cause));
     }
     call.return_right(right);
     result.unwrap_or_else(|payload| resume_unwind(payload))
@@ -347,10 +371,7 @@ impl ScopedAccesses for Completes {
     where
         Self: 'a,
     {
-        let Some(done) = cx.extra::<Cell<Option<Completion>>>().and_then(Cell::take) else {
-            unreachable!("an asynchronous operation receives a completion, and asks for it once")
-        };
-        done
+        cx.later().completion(cx.frame())
     }
 
     unsafe fn guards((): &(), _: &sealed::Share) {}

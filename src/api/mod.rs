@@ -6,6 +6,7 @@ pub(crate) mod builder;
 pub(crate) mod cancelled;
 pub(crate) mod chosen;
 pub(crate) mod completion;
+pub(crate) mod deferral;
 pub(crate) mod engine;
 pub(crate) mod future_context;
 pub(crate) mod group;

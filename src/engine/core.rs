@@ -51,6 +51,7 @@ use crate::{
         thread_pool::{BoxedWorker, ThreadPool},
     },
     values::kind::EngineKind,
+    wait::spin::Spins,
 };
 
 /// The phases of an engine.
@@ -111,6 +112,7 @@ pub(crate) struct Core {
     /// The failures that the program does not know yet.
     failures: Arc<Failures>,
     pub(crate) threads: ThreadPool<Task>,
+    pub(crate) spins: Spins,
     pub(crate) gpus: Gpus<Task>,
     /// The deletions of variables whose values are in devices' pools, if the engine has GPUs.
     freeing: Option<Arc<GroupCore>>,
@@ -228,6 +230,7 @@ impl Core {
             helped: Count::default(),
             failures: Arc::default(),
             threads,
+            spins: Spins::default(),
             gpus,
             serve_lane,
             bounds: Bounds::default(),

@@ -238,6 +238,9 @@ pub(crate) fn sleep<R>(
         Some(_) => WaiterKind::Timed,
         None => WaiterKind::Refusable,
     };
+    if let Some(lane) = core.threads.lanes().first().filter(|_| !frame::in_program()) {
+        core.spins.spin(lane.idle(), deadline, is_over);
+    }
     let waits = running::stop_running();
     let sleep = || sleep_listed(core, kind, awaits, goal, Instant::now(), is_over, wait);
     let result = Core::while_units_are_still(deadline, sleep);

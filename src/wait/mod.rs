@@ -1,7 +1,7 @@
 //! Waits: for a variable, a result, a group, or all operations of an engine, from outside or inside an operation.
 //!
 //! This layer owns a waiting thread's path: the checks before the wait, what the thread runs meanwhile ([`in_place`]),
-//! the search for cycles of waits ([`cycles`]), and the return to work ([`regain`]). The functions that a program's
+//! the search for cycles of waits ([`cycles`]), how it waits at first ([`spin`]), and the return to work ([`regain`]). The functions that a program's
 //! calls use are re-exported here.
 //!
 //! It may name `context`, `op` and the file [`engine::core`](crate::engine::core). It pushes and runs operations only
@@ -11,6 +11,7 @@ mod calls;
 pub(crate) mod cycles;
 pub(crate) mod in_place;
 pub(crate) mod regain;
+pub(crate) mod spin;
 
 pub use calls::blocking;
 pub(crate) use calls::{

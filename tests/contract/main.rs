@@ -8,6 +8,7 @@ mod api;
 mod bad_input;
 mod commuting;
 mod corpus;
+mod deferral;
 mod doctor;
 mod environment;
 mod fairness;

@@ -28,8 +28,8 @@ use std::{
 };
 
 use raddle::{
-    Completion, Device, Engine, EngineBuilder, EngineKind, Group, OpBuilder, OpContext, OpError, OpHandle, Operator,
-    PushError, Scope, Shutdown, Token, Var, WaitError, WriteGuard, completion,
+    Completion, Deferral, Device, Engine, EngineBuilder, EngineKind, Group, OpBuilder, OpContext, OpError, OpHandle,
+    Operator, PushError, Scope, Shutdown, Token, Var, WaitError, WriteGuard, completion, deferral,
     error::{BoxError, Misfit, NoAccess},
     gpu::{DeviceVec, GpuStream, SimulatedGpu, simulated::Clock},
 };
@@ -1333,7 +1333,17 @@ impl Run {
         Ok(self.end()?)
     }
 
-    fn asynchronous(self: Arc<Self>, done: Completion, finish: Finish) -> Result<(), String> {
+    /// Some operations that may defer their ends do not.
+    fn deferrable(self: Arc<Self>, end: Deferral<'_>, finish: Finish) -> Result<(), String> {
+        if self.id % 4 == 0 && self.operation().ends == Ends::Well {
+            let seen = self.enter();
+            self.leave(seen);
+            return self.end();
+        }
+        self.asynchronous(|| end.defer(), finish)
+    }
+
+    fn asynchronous(self: Arc<Self>, done: impl FnOnce() -> Completion, finish: Finish) -> Result<(), String> {
         let seen = self.enter();
         let ends = self.operation().ends;
         // A result returned after the completion has been used may be ignored, so no operation relies on it. A panic
@@ -1342,6 +1352,7 @@ impl Run {
             self.leave(seen);
             return self.end();
         }
+        let done = done();
         let rest = move || {
             self.leave(seen);
             let id = self.id;
@@ -1421,8 +1432,11 @@ impl Child {
                 done.complete();
                 self.push_by_cx(cx, true)
             }),
-            3 => builder.try_push((raddle::cx(), completion()), move |(cx, done)| {
-                elsewhere(move || done.complete());
+            3 => builder.try_push((raddle::cx(), deferral()), move |(cx, end)| {
+                if self.run.id % 4 != 0 {
+                    let done = end.defer();
+                    elsewhere(move || done.complete());
+                }
                 self.push_by_cx(cx, true)
             }),
             4 => builder.try_push_future(raddle::cx(), move |cx| async move {
@@ -1683,8 +1697,11 @@ impl Runner {
             }
             Kind::Sync => return builder.push_sync(move |cx| run.undisturbed(cx)),
             Kind::Future => return builder.try_push_future((), move |()| run.future()),
+            Kind::Async(finish) if id % 2 == 0 => {
+                return builder.try_push(deferral(), move |end| Ok(Arc::new(run).deferrable(end, finish)?));
+            }
             Kind::Async(finish) => {
-                return builder.push_async_any(raddle::cx(), move |_, done| Arc::new(run).asynchronous(done, finish));
+                return builder.push_async_any((), move |(), done| Arc::new(run).asynchronous(|| done, finish));
             }
             Kind::Push => return shapes::push(builder, operation.shape, &operation.typed, &self.variables, run),
             Kind::Submit => shapes::submit(builder, operation.shape, &operation.typed, &self.variables, run),
@@ -1930,10 +1947,10 @@ impl Runner {
             Kind::Sync => builder.operator_sync(move |cx| run.undisturbed(cx)),
             Kind::Async(finish) => {
                 let (world, drops) = (Arc::clone(&self.world), self.world.drops.clone());
-                builder.try_operator((raddle::cx(), completion()), move |(_, done)| {
+                builder.try_operator((raddle::cx(), deferral()), move |(_, end)| {
                     run.drop.touch();
                     let run = Run { world: Arc::clone(&world), id, drop: drops.make() };
-                    Arc::new(run).asynchronous(done, finish).map_err(Into::into)
+                    Arc::new(run).deferrable(end, finish).map_err(Into::into)
                 })
             }
             _ => shapes::operator(builder, operation.shape, &operation.typed, &self.variables, run),
