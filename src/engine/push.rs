@@ -381,7 +381,7 @@ unsafe fn push_several_untyped<E: Several + ?Sized>(
         }
     }
     op.mark(core.mark());
-    let pushed = tracker::push(op);
+    let pushed = tracker::push_ordered(op);
     if let Some(op) = pushed.ready {
         let claims = op.task().has(flag::REPORTS);
         schedule_pushed(core, op, claims);

@@ -135,12 +135,20 @@ impl Mode {
         flags & self as usize != 0
     }
 
-    /// Returns the flags grantable to the next access, of mode `next`, when this one has `flags`.
+    /// Returns the flags grantable to the next access when this one has `flags`. `COMMUTES` says whether the next one
+    /// commutes; a push that knows that it does not needs no further instruction.
     #[inline]
-    pub(super) fn grantable(self, flags: usize, next: Self) -> usize {
+    pub(super) fn grantable<const COMMUTES: bool>(self, flags: usize) -> usize {
+        let ends_run = if removed(step::RUNS_END) {
+            self.is_exclusive()
+        } else if COMMUTES {
+            self != Self::Commute
+        } else {
+            self.is_write()
+        };
         if flags & SPENT == SPENT {
             READ_OK | WRITE_OK
-        } else if self.is_exclusive() || !self.passes_to(next) {
+        } else if ends_run {
             0
         } else {
             flags & READ_OK
@@ -368,14 +376,15 @@ impl<T> Access<T> {
         self.mode.is_satisfied_by(flags)
     }
 
-    /// Returns the flags grantable to the next access, of mode `next`, when this one has `flags` in addition to its
-    /// deferred flags.
-    #[inline]
-    pub(super) fn grantable(&self, flags: usize, next: Mode) -> usize {
+    /// Returns the flags grantable to the next access when this one has `flags` in addition to its deferred flags.
+    /// `commutes` says whether the next one commutes.
+    #[inline(always)]
+    pub(super) fn grantable(&self, flags: usize, commutes: bool) -> usize {
         self.assert_alive();
         // Relaxed: the caller has acquired the tail, and with it the deferred flags and the writes behind them (see
         // `defer_flags`). These flags do not change once the tail has reached this access.
-        self.mode.grantable(flags | usize::from(self.deferred.load(Relaxed)), next)
+        let flags = flags | usize::from(self.deferred.load(Relaxed));
+        if commutes { self.mode.grantable::<true>(flags) } else { self.mode.grantable::<false>(flags) }
     }
 
     /// Leaves `flags` for the operation's pusher to [adopt](Self::adopt_deferred).
@@ -477,7 +486,7 @@ impl<T> Access<T> {
     /// Returns whether the access is the last of its variable and an access of `mode` behind it would be satisfied.
     pub(super) fn leaves_idle(&self, mode: Mode) -> bool {
         let word = self.word.load(acquire(edge::complete::IDLE), unprotected());
-        word.is_null() && self.mode.grantable(word.tag(), mode) & mode.satisfied_by() != 0
+        word.is_null() && self.mode.grantable::<false>(word.tag()) & mode.satisfied_by() != 0
     }
 }
 

@@ -192,7 +192,7 @@ pub use blocked::{Ahead, walk_blocked};
 pub use followers::followers;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use insert::{PushResult, Stalled};
-pub use insert::{push, push_sole};
+pub use insert::{push, push_ordered, push_sole};
 pub use look::{Standing, Successors};
 pub use op_record::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList, Room, TASK_ROOM, each_marked};
 pub use propagate::{complete, end, end_with};
