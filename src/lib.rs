@@ -102,7 +102,7 @@ pub use api::{
     scope::{Scope, ScopedHandle},
     scoped_var::{ScopedRead, ScopedVar, ScopedWrite},
     token::Token,
-    var::{Read, Var, Write},
+    var::{Commute, Read, Var, Write},
 };
 pub use context::worker_thread::unpinned;
 #[doc(no_inline)]
@@ -195,6 +195,8 @@ pub mod guide {
     pub mod bounding_work {}
     #[doc = include_str!("guide/resources.md")]
     pub mod resources {}
+    #[doc = include_str!("guide/commuting.md")]
+    pub mod commuting {}
     #[doc = include_str!("guide/failures.md")]
     pub mod failures {}
     #[doc = include_str!("guide/cancellation.md")]
@@ -262,6 +264,7 @@ pub mod internals {
             poll_state::PollState,
             stock::{Admission, Need, Stock, join},
             stop_signal::{Listening, Signals, StopListener},
+            turn::{TakesTurns, VarTurn, leave_turns, take_turns},
             wakers::WakerKey,
         },
         op::{
@@ -276,8 +279,8 @@ pub mod internals {
         sync::{arrivals::Arrivals, edge},
         threads::{Aside, Laid, SpareThreads, Stopped},
         tracker::{
-            Hold, Mode, Op, OpRef, PushResult, ReadyList, Stalled, Successors, VarQueue, complete, complete_unlinking,
-            end, followers, push, walk_blocked,
+            Access, Hold, Mode, Op, OpRef, PushResult, ReadyList, Stalled, Successors, VarQueue, complete,
+            complete_unlinking, end, followers, push, walk_blocked,
         },
     };
 }

@@ -568,6 +568,27 @@ impl<'e, S> OpBuilder<'e, S> {
         self.declare(variables, Mode::Overwrite)
     }
 
+    /// Declares variables that the operation mutates, in no particular order among its neighbours that declare the same;
+    /// see [`Var::commute`](crate::Var::commute).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(2).build()?;
+    /// let disk = engine.token();
+    /// for _ in 0..4 {
+    ///     engine.op("append").commutes([&disk]).push((), |()| {})?;
+    /// }
+    /// engine.wait_for_var(&disk)?;
+    /// assert_eq!(disk.version(), 4);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn commutes<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>) -> Self {
+        self.is_bare = false;
+        self.declare(variables, Mode::Commute)
+    }
+
     #[inline]
     fn declare<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>, mode: Mode) -> Self {
         // `extend` would cost more for a few variables, since it prepares for many.
@@ -1751,6 +1772,9 @@ impl<'e> OpBuilder<'e> {
         accesses: &A,
         make: impl FnOnce(&Spec, &'static Location<'static>) -> J,
     ) -> Result<(), PushError> {
+        if const { A::COMMUTES } {
+            self.is_bare = false;
+        }
         if const { is_counted::<A>() } && self.is_bare && self.owned.entries.is_empty() {
             let job = make(&self.owned.spec, location);
             let (core, name) = self.into_bare();

@@ -959,7 +959,9 @@ impl<P: Parameters> Operator<P> {
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
         let logged = core.log().map(|_| OnceLock::new());
-        let is_short = P::CHOSEN.is_some_and(|chosen| (1..=MOST_SHORT).contains(&(entries.len() + chosen)));
+        let commutes = entries.iter().any(|entry| entry.mode == Mode::Commute);
+        let is_short =
+            !commutes && P::CHOSEN.is_some_and(|chosen| (1..=MOST_SHORT).contains(&(entries.len() + chosen)));
         let short_name = if is_short && spec.is_bare() { spec.name.as_static() } else { None };
         let bare_name = short_name.filter(|_| logged.is_none());
         let inner = Box::new(Inner {

@@ -1,8 +1,12 @@
-//! Operations that need units: when they become ready, they take all their units or wait for them, and they give them
-//! back when they are complete.
+//! Operations that commute on variables or need units: when they become ready, they take their [turns](turn), and then
+//! all their units, or wait for them. They leave their turns when they complete, and then give their units back.
+//!
+//! An operation that waits for units may have turns, and none that waits for turns has units. So those that have units
+//! run, whatever turns others wait for.
 //!
 //! [`admit`] is where ready operations are dispatched: it passes on an operation that needs no units, has them, or will
-//! not run in any case. Any other operation waits in a [pool](crate::notify::stock) until [`resume`] dispatches it
+//! not run in any case. An operation that lacks a turn waits there until another one leaves it, and is then dispatched
+//! again. It waits even if it is cancelled meanwhile. Any other operation waits in a [pool](crate::notify::stock) until [`resume`] dispatches it
 //! again. An operation leaves its queue without units if it is cancelled: through its handle, which calls what
 //! [`admit`] has registered there, or with its group or its engine, by [`Core::withdraw_cancelled`]. The poll of a
 //! future that is asked to stop leaves in the same way, by [`Core::withdraw`]. If an operation's deadline passes, it
@@ -22,6 +26,7 @@ use crate::{
     notify::{
         oneshot::Oneshot,
         stock::{Admission, LeftQueue, Need},
+        turn,
     },
     op::{
         frame,
@@ -41,7 +46,28 @@ const RETURNING: u8 = u8::MAX;
 /// Returns a ready operation that may be dispatched, or lets it wait for its units.
 #[inline]
 pub(crate) fn admit(core: &Arc<Core>, op: OpRef<Task>) -> Option<OpRef<Task>> {
+    if op.task().has(flag::LIMITED | flag::COMMUTES) { admit_specially(core, op) } else { Some(op) }
+}
+
+#[inline(never)]
+fn admit_specially(core: &Arc<Core>, op: OpRef<Task>) -> Option<OpRef<Task>> {
+    let op = if op.task().lacks_turns() && !core.is_forked() {
+        let mut others = ReadyList::default();
+        let op = turn::take_turns(op, &mut others);
+        dispatch(core, &mut others);
+        op?
+    } else {
+        op
+    };
     if op.task().has(flag::LIMITED) { admit_limited(core, op) } else { Some(op) }
+}
+
+/// Leaves the turns of an operation that is about to complete. Adds to `ready` the operations that have theirs now.
+#[inline]
+pub(super) fn leave_turns(op: &Op<Task>, ready: &mut ReadyList<Task>) {
+    if op.task().commutes().is_some() {
+        turn::leave_turns(op, ready);
+    }
 }
 
 #[inline(never)]
@@ -120,13 +146,18 @@ fn resume(core: &Arc<Core>, left: Vec<LeftQueue<UnitsWaiter>>) {
             UnitsWaiter::Function(oneshot) => drop(oneshot.set(Ok(()))),
         }
     }
+    dispatch(core, &mut ready);
+}
+
+/// Dispatches operations that have waited here.
+fn dispatch(core: &Arc<Core>, ready: &mut ReadyList<Task>) {
     if ready.is_empty() {
         return;
     }
     // Without workers, the operations are left to the loop around this call, so that they are not nested.
-    let leave = |ready_loop: &_| core.leave(ready_loop, &mut ready, &mut iter::empty());
+    let leave = |ready_loop: &_| core.leave(ready_loop, ready, &mut iter::empty());
     if core.has_workers() || ready_loop::with_loop(core, leave).is_none() {
-        core.dispatch_ready(&mut ready, Epilogue::Nothing);
+        core.dispatch_ready(ready, Epilogue::Nothing);
     }
 }
 

@@ -55,7 +55,7 @@ impl Core {
     #[inline]
     pub(crate) fn dispatch(self: &Arc<Self>, op: OpRef<Task>) {
         let flags = op.task().flags;
-        let special = flag::INLINE | flag::EAGER | flag::REPORTS | flag::RECORDED;
+        let special = flag::INLINE | flag::EAGER | flag::REPORTS | flag::COMMUTES | flag::RECORDED;
         // A closed engine accepts only its own operations, and its threads may have ended.
         let closed = flags & flag::INTERNAL != 0 && self.is_closed();
         if flags & special != 0 || closed || self.kind == EngineKind::Naive {
@@ -102,7 +102,7 @@ impl Core {
         schedule: impl Fn(OpRef<Task>),
     ) -> ReadyList<Task> {
         while let Some(op) = ready.pop() {
-            if op.task().has(flag::INLINE | flag::REPORTS | recording.unrecorded()) {
+            if op.task().has(flag::INLINE | flag::REPORTS | flag::COMMUTES | recording.unrecorded()) {
                 return schedule_rest(self, op, ready);
             }
             recording.ready(&op);
@@ -237,7 +237,7 @@ fn schedule_rest(core: &Arc<Core>, first: OpRef<Task>, ready: &mut ReadyList<Tas
     // Operations for other threads are scheduled first, since those that run here may take a long time.
     let (mut here, mut next) = (ReadyList::default(), Some(first));
     while let Some(op) = next {
-        if !op.task().has(flag::INLINE | flag::REPORTS | flag::RECORDED) {
+        if !op.task().has(flag::INLINE | flag::REPORTS | flag::COMMUTES | flag::RECORDED) {
             schedule_with(core, op, |op| worker_thread::schedule(core, op));
         } else if op.task().has(flag::INLINE) {
             here.push(op);

@@ -32,7 +32,7 @@ use crate::{
         core::{Core, ShortWay, phase},
         dispatch, shuffle,
     },
-    error::push_error::{NoAccess, PushError},
+    error::push_error::{Misfit, NoAccess, PushError},
     group::room,
     notify::pending::Ticket,
     observe::{record, recording::is_observing},
@@ -47,7 +47,7 @@ use crate::{
         Ordering::Relaxed,
         edge::{removed, step},
     },
-    tracker::{self, OpRef, Room},
+    tracker::{self, Mode, OpRef, Room},
     values::{Name, kind::EngineKind},
     wait::in_place,
 };
@@ -218,6 +218,7 @@ pub(crate) fn push_sole<J: Job>(
     entry: Entry,
     job: J,
 ) -> Result<(), PushError> {
+    debug_assert!(entry.mode != Mode::Commute);
     // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
     let queue = unsafe { entry.cell.as_ref() }.queue();
     if !has_short_way(core) || !queue.is_open_to(core.tag()) {
@@ -307,7 +308,7 @@ unsafe fn push_several_untyped<E: Several + ?Sized>(
 ) -> SeveralPushed {
     let entries = entries.as_ref();
     let count = entries.len();
-    debug_assert!(count > 1);
+    debug_assert!(count > 1 && entries.iter().all(|entry| entry.mode != Mode::Commute));
     if !has_short_way(core) || count > MOST_SHORT {
         return SeveralPushed::NotPushed;
     }
@@ -380,7 +381,7 @@ unsafe fn push_several_untyped<E: Several + ?Sized>(
         }
     }
     op.mark(core.mark());
-    let pushed = tracker::push(op);
+    let pushed = tracker::push_ordered(op);
     if let Some(op) = pushed.ready {
         let claims = op.task().has(flag::REPORTS);
         schedule_pushed(core, op, claims);
@@ -499,19 +500,38 @@ unsafe fn begin(core: &Arc<Core>, spec: &Spec, priority: i32, entries: &[Entry])
     if phase != phase::OPEN && !removed(step::PHASE_REFUSES) {
         ticket = check_phase(core, phase, spec, ticket)?;
     }
-    if core.kind == EngineKind::Naive && !naive_engine_accepts(core, spec) {
+    let commutes = entries.iter().any(|entry| entry.mode == Mode::Commute);
+    let is_misfit = commutes && spec.flags & flag::STREAM != 0;
+    if is_misfit || core.kind == EngineKind::Naive && !naive_engine_accepts(core, spec) {
         core.count_out(ticket);
         room::end_push(core);
-        return Err(PushError::InDeviceFunction);
+        return Err(if is_misfit { PushError::Unfit(Misfit::CommutesOnDevice) } else { PushError::InDeviceFunction });
     }
     let band = if priority == 0 { DEFAULT_BAND } else { band_of(priority) };
     let accesses = entries.iter().map(|entry| (VarCell::queue_ptr(entry.cell), entry.mode));
-    // SAFETY: `task` points to uninitialised memory for a task in the record, and the caller fills the task (1).
-    let init = |task: *mut Task| unsafe { Task::begin(task, ticket, spec.lane, spec.flags) };
+    let init = |task: *mut Task| {
+        let flags = if spec.flags & flag::STREAM == 0 { spec.flags & !flag::COPY } else { spec.flags };
+        // SAFETY: `task` points to uninitialised memory for a task in the record, and the caller fills the task (1).
+        unsafe { Task::begin(task, ticket, spec.lane, flags) };
+        if commutes {
+            // SAFETY: the task was begun, and does not need a stream. There is room for any task.
+            unsafe { Task::set_commutes(task, begin_commuting(core, entries)) };
+        }
+    };
     // SAFETY: the creator of the entries keeps handles to their variables until the push returns. `init` begins the
     // task, and the caller fills it (1). There is room for any task. The iterator over a slice reports its exact
     // length.
     Ok(unsafe { OpRef::new_with(init, Task::ANY_ROOM, band, spec.passes_closed, accesses) })
+}
+
+/// Returns the number of a push of an operation that commutes, for whose variables there are turns from now on.
+#[cold]
+fn begin_commuting(core: &Core, entries: &[Entry]) -> u64 {
+    for entry in entries.iter().filter(|entry| entry.mode == Mode::Commute) {
+        // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
+        unsafe { entry.cell.as_ref() }.commuting();
+    }
+    core.next_id()
 }
 
 /// Decides whether an engine that is shutting down, is observed, or has a limit accepts an operation. If it does

@@ -40,6 +40,7 @@ use crate::{
         task::{Claimed, ErasedJob, Remainder, flag},
         variable::VarCell,
     },
+    tracker::Mode,
     values::Name,
     wait::{self, cycles::Target},
 };
@@ -168,9 +169,10 @@ pub(crate) fn begin_acquire<G: Send + 'static>(
         return Err(WaitError::WouldDeadlock(Deadlock::default()));
     }
     let mut spec = Spec::new(Name::from("acquire"));
-    // The operation needs no worker and takes no time on the thread that makes it ready. Its push is never held
-    // back, since the call must not block.
-    spec.flags |= flag::INLINE | flag::ASYNC;
+    // The operation takes no time. It needs no worker but runs on the thread that makes it ready, unless it may have to
+    // wait for turns then. Its push is never held back, since the call must not block.
+    let commutes = entries.iter().any(|entry| entry.mode == Mode::Commute);
+    spec.flags |= flag::ASYNC | if commutes { 0 } else { flag::INLINE };
     spec.is_admitted = true;
     let (job, acquiring) = acquire_job(make);
     core.push(&spec, location, entries, job)?;

@@ -19,6 +19,7 @@ use crate::{
         atomic::{AtomicPtr, AtomicU32},
         cell::UnsafeCell,
         edge::{self, acquire, acquire_release, release, removed, step},
+        hint,
     },
 };
 
@@ -1011,6 +1012,54 @@ impl<T> ReadyList<T> {
                 last.link.store(op.into_ptr().as_ptr(), Relaxed);
             }
             None => self.head = Some(op),
+        }
+    }
+
+    /// Appends the operations that are linked from `last` on, the last one of them first.
+    ///
+    /// # Safety
+    /// 1. The caller owns these operations.
+    pub(crate) unsafe fn append_reversed(&mut self, last: *mut Op<T>) {
+        let (mut reversed, mut at) = (Self::default(), NonNull::new(last));
+        while let Some(op) = at {
+            // SAFETY: (1).
+            let link = &unsafe { alive(op) }.link;
+            // Relaxed, like the store: the caller owns the operations.
+            at = NonNull::new(link.load(Relaxed));
+            link.store(reversed.head.as_ref().map_or(std::ptr::null_mut(), OpRef::as_ptr), Relaxed);
+            reversed.tail.get_or_insert(op);
+            reversed.head = Some(OpRef(op));
+        }
+        self.append(&mut reversed);
+    }
+
+    /// Prefetches the first operation: the head with its accesses, and what an operation with one access has behind it.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        if let Some(op) = &self.head {
+            hint::prefetch_write(op.as_ptr());
+            hint::prefetch_write(op.as_ptr().wrapping_byte_add(64));
+        }
+    }
+
+    /// Calls `look` with each operation in the list.
+    pub(crate) fn each(&self, look: impl FnMut(&Op<T>)) {
+        // SAFETY: (1): the list owns the operations.
+        unsafe { Self::each_from(self.head.as_ref().map_or(std::ptr::null_mut(), OpRef::as_ptr), look) };
+    }
+
+    /// Calls `look` with each operation that is linked from `first` on.
+    ///
+    /// # Safety
+    /// 1. The operations have owners, and stay linked until this returns.
+    pub(crate) unsafe fn each_from(first: *mut Op<T>, mut look: impl FnMut(&Op<T>)) {
+        let mut at = NonNull::new(first);
+        while let Some(op) = at {
+            // SAFETY: (1).
+            let op = unsafe { alive(op) };
+            look(op);
+            // Relaxed: by (1), the links do not change.
+            at = NonNull::new(op.link.load(Relaxed));
         }
     }
 

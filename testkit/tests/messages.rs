@@ -33,7 +33,7 @@ const PROGRAMS: [(&str, &[&str]); 8] = [
 
 const NO_DECLARATION: &[&str] = &[
     "does not declare what an operation reads and mutates",
-    "not a declaration: of a variable, pass `.read()`, `.write()` or `.overwrite()`",
+    "not a declaration: of a variable, pass `.read()`, `.write()`, `.overwrite()` or `.commute()`",
 ];
 
 /// Returns the library with which this test was built, the one built last.
