@@ -49,11 +49,10 @@ pub(crate) fn variable_of(access: Access) -> u8 {
 /// Returns the flags grantable to an access of mode `next` behind one of `mode` with `flags`.
 pub(crate) fn grantable(mode: Mode, flags: u8, next: Mode, without: Option<Rule>) -> u8 {
     let spent = if without == Some(Rule::GrantWhenDone) { WRITE_OK } else { WRITE_OK | DONE };
+    let passes = without == Some(Rule::RunsEnd) || mode.passes_to(next);
     if flags & spent == spent {
         READ_OK | WRITE_OK
-    } else if mode == Mode::Write || without == Some(Rule::ReadersPassOn) {
-        0
-    } else if !mode.passes_to(next) && without != Some(Rule::RunsEnd) {
+    } else if mode == Mode::Write || without == Some(Rule::ReadersPassOn) || !passes {
         0
     } else {
         flags & READ_OK
