@@ -64,7 +64,7 @@ pub(crate) struct Limits {
     /// pending.
     parent: Option<NonNull<()>>,
     units: Option<Box<Units>>,
-    commutes: Option<Commutes>,
+    commutes: Option<Box<Commutes>>,
     own: UnsafeCell<LimitsState>,
 }
 
@@ -212,12 +212,12 @@ impl Limits {
 
     /// Returns what the operation needs because it commutes, if it does.
     pub(super) fn commutes(&self) -> Option<&Commutes> {
-        self.commutes.as_ref()
+        self.commutes.as_deref()
     }
 
     /// Sets what the operation needs because it commutes, before the push.
     pub(super) fn set_commutes(&mut self, commutes: Commutes) {
-        self.commutes = Some(commutes);
+        self.commutes = Some(Box::new(commutes));
     }
 
     fn own(&self) -> &LimitsState {
