@@ -169,10 +169,12 @@ pub(crate) fn begin_acquire<G: Send + 'static>(
         return Err(WaitError::WouldDeadlock(Deadlock::default()));
     }
     let mut spec = Spec::new(Name::from("acquire"));
-    // The operation takes no time. It needs no worker but runs on the thread that makes it ready, unless it may have to
-    // wait for turns then. Its push is never held back, since the call must not block.
-    let commutes = entries.iter().any(|entry| entry.mode == Mode::Commute);
-    spec.flags |= flag::ASYNC | if commutes { 0 } else { flag::INLINE };
+    // The operation needs no worker and takes no time on the thread that makes it ready. Its push is never held
+    // back, since the call must not block.
+    spec.flags |= flag::INLINE | flag::ASYNC;
+    // An inline operation does not wait for turns, so guards keep the order.
+    let commuting = entries.iter_mut().filter(|entry| entry.mode == Mode::Commute);
+    commuting.for_each(|entry| entry.mode = Mode::Write);
     spec.is_admitted = true;
     let (job, acquiring) = acquire_job(make);
     core.push(&spec, location, entries, job)?;

@@ -59,12 +59,15 @@ pub unsafe fn walk_blocked<T>(
             if is_shared && !walked.insert(NonNull::from(own)) {
                 continue;
             }
+            // Whether only accesses of the mode of `own` have been found so far: others were not walked from.
+            let mut beside = true;
             // SAFETY: (1): this thread has been pinned since before `op` was completed.
             for at in unsafe { up_to_next(own) } {
                 if waits_for(at, own) {
                     ahead.extend(at.op_ptr().map(|next| (next, from)));
                 }
-                if own.mode().shares_with(at.mode()) && !walked.insert(NonNull::from(at)) {
+                beside &= own.mode().shares_with(at.mode());
+                if beside && !walked.insert(NonNull::from(at)) {
                     break;
                 }
             }
