@@ -17,14 +17,12 @@ use super::{
 ///
 /// let cache = engine.var(None);
 /// for _ in 0..2 {
-///     let filled = cache.clone();
-///     engine.op("look up").push((cache.write(), deferral()), move |(cache, end)| {
+///     engine.op("look up").push((cache.write(), deferral()), |(cache, end)| {
 ///         if cache.is_none() {
 ///             *cache = Some(42);
 ///             let done = end.defer();
 ///             std::thread::spawn(move || done.complete()); // as a device would, once it has the answer
 ///         } // otherwise, the operation ends here
-///         drop(filled);
 ///     })?;
 /// }
 /// assert_eq!(engine.get(&cache)?, Some(42));

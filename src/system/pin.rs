@@ -143,8 +143,7 @@ impl Pin {
         self.cores.follow();
         let core = self.claim.core;
         if matches!(self.state.get(), PinState::Pinned { .. }) && self.cores.get().contains(core) {
-            let is_there = || CoreSet::given().is_some_and(|given| given == CoreSet::new(&[core]));
-            if is_there() || topology::keep_to_one(core) {
+            if CoreSet::given() == Some(CoreSet::new(&[core])) || topology::keep_to_one(core) {
                 return Placement::Pinned(core);
             }
             if !self.was_refused.replace(true) {

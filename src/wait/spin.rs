@@ -43,10 +43,9 @@ impl Spins {
         if idle == IdlePolicy::Park || cfg!(any(raddle_loom, raddle_shuttle)) {
             return;
         }
-        // Relaxed: a hint.
+        // Relaxed, like the stores: a hint.
         let misses = self.misses.load(Relaxed);
         if (MAX_MISSES..MAX_MISSES + WAITS_PER_TRY).contains(&misses) {
-            // Relaxed: as above.
             return self.misses.store(misses + 1, Relaxed);
         }
         let start = Instant::now();
@@ -55,14 +54,20 @@ impl Spins {
             (0..PAUSES).for_each(|_| hint::spin_loop());
             is_over()
         };
-        let mut has_found = false;
-        while !has_found && start.elapsed() < limit {
-            has_found = (0..CHECKS_PER_CLOCK).any(|_| finds());
+        if limit.is_zero() {
+            return;
         }
-        let misses = if has_found { 0 } else { MAX_MISSES.min(misses + 1) };
-        // Relaxed: as above.
-        if self.misses.load(Relaxed) != misses {
-            self.misses.store(misses, Relaxed);
+        // Checked at least once, even if the thread does not run meanwhile.
+        let has_found = loop {
+            let has_found = (0..CHECKS_PER_CLOCK).any(|_| finds());
+            if has_found || start.elapsed() >= limit {
+                break has_found;
+            }
+        };
+        let after = if has_found { 0 } else { MAX_MISSES.min(misses + 1) };
+        // Not stored again if it stays, so that waiting threads share the cache line.
+        if after != misses {
+            self.misses.store(after, Relaxed);
         }
     }
 }

@@ -50,7 +50,7 @@ fn in_a_child_a_worker_does_not_search_on_the_core_of_a_thread_that_waits() {
     let turns = |idle| {
         let engine = Engine::builder().workers(1).pin(false).idle(idle).build().unwrap();
         let (value, before) = (engine.var(0), cpu_ticks());
-        for _ in 0..20_000 {
+        for _ in 0..2_000 {
             let start = Instant::now();
             while start.elapsed() < Duration::from_micros(6) {}
             engine.op("").push(value.write(), |value| *value += 1).unwrap();
@@ -58,7 +58,12 @@ fn in_a_child_a_worker_does_not_search_on_the_core_of_a_thread_that_waits() {
         }
         cpu_ticks() - before
     };
-    let (searches, parks) = (turns(IdlePolicy::default()), turns(IdlePolicy::Park));
+    // Alternately, so that load from other processes raises both.
+    let (mut searches, mut parks) = (0, 0);
+    for _ in 0..10 {
+        searches += turns(IdlePolicy::default());
+        parks += turns(IdlePolicy::Park);
+    }
     assert!(searches < 2 * parks, "{searches} ticks, and {parks} without searches");
 }
 
@@ -89,6 +94,8 @@ fn in_a_child_an_idle_engine_uses_no_cpu() {
     thread::sleep(Duration::from_millis(100));
     let share = share_of_a_core();
     assert!(share < 0.04, "seven idle engines use {share} of a core");
+    // The workers have given back free records.
+    thread::sleep(Duration::from_secs(1));
     // An operation is pending and three threads wait for it, one of them inside an operation, but no operation is
     // ready to run.
     let engine = &engines[1];
@@ -103,7 +110,8 @@ fn in_a_child_an_idle_engine_uses_no_cpu() {
         thread::sleep(Duration::from_millis(100));
         let share = share_of_a_core();
         gate.open();
-        assert!(share < 0.04, "waiting threads use {share} of a core");
+        // The search for cycles of waits takes at most a sixteenth of a core, and a search after a long sleep is slow.
+        assert!(share < 0.1, "waiting threads use {share} of a core");
     });
     inside.wait().unwrap().unwrap();
     // A spinning engine does use a core, so the measurement works.
