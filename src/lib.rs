@@ -144,7 +144,10 @@ pub mod chosen {
     //! # }
     //! ```
     pub use crate::api::{
-        chosen::{Chosen, ChosenRead, ChosenToken, ChosenWrite, overwrite, overwrites, read, reads, write, writes},
+        chosen::{
+            Chosen, ChosenRead, ChosenToken, ChosenWrite, commute, commutes, overwrite, overwrites, read, reads, write,
+            writes,
+        },
         operator::{Newest, On, Parameters, With},
     };
 }

@@ -22,7 +22,7 @@ const PROGRAMS: [(&str, &[&str]); 8] = [
         "let a = engine.var(1); engine.op(\"\").operator_on(a.read(), (), |a, (), ()| {})?;",
         &[
             "does not declare how chosen variables are used",
-            "use `raddle::chosen::read()`, `write()` and `overwrite()` for variables with values",
+            "use `raddle::chosen::read()`, `write()`, `overwrite()` and `commute()` for variables with values",
         ],
     ),
     (
