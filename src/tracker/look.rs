@@ -4,6 +4,7 @@ use std::{collections::HashMap, fmt, marker::PhantomData, ptr};
 
 use super::{
     access::{Access, DONE, Mode},
+    followers::waits_for,
     op_record::Op,
 };
 use crate::{
@@ -64,24 +65,24 @@ impl<'g, T> Successors<'g, T> {
         Self { pinned: PhantomData, behind: HashMap::new() }
     }
 
-    /// Calls `f` with each operation known to wait directly for `access`: those behind it up to and including the next
-    /// exclusive one, or the first that waits for others of these. Leaves out the readers if `access` reads or waits,
-    /// and those that commute if it does; in these cases, calls `f` at most [`MAX_SUCCESSORS`] times. If `access` is
-    /// already done, does nothing.
+    /// Calls `f` with each operation known to wait directly for `access`: of those behind it, up to and including the
+    /// next exclusive one or the first that waits for others of these, the ones that [wait](waits_for) for it. If
+    /// `access` is not exclusive, calls `f` at most [`MAX_SUCCESSORS`] times. If `access` is already done, does
+    /// nothing.
     pub fn each(&mut self, access: &Access<T>, mut f: impl FnMut(&Op<T>)) {
         if access.standing() == Standing::Done {
             return;
         }
-        let is_exclusive = access.mode().is_exclusive();
-        let max = if is_exclusive { usize::MAX } else { MAX_SUCCESSORS };
-        let beside = if access.mode() == Mode::Commute { Mode::Commute } else { Mode::Read };
+        let mode = access.mode();
+        let max = if mode.is_exclusive() { usize::MAX } else { MAX_SUCCESSORS };
+        let beside = if mode == Mode::Commute { Mode::Commute } else { Mode::Read };
         let (mut at, mut runs) = (access, 0);
         for _ in 0..max {
             // SAFETY: (1): `access` was not done after this thread was pinned, so nothing still behind it had been
             // retired before the pin.
-            let next = if is_exclusive { unsafe { self.next(at) } } else { unsafe { self.next_but(at, beside) } };
+            let next = unsafe { if mode.shares_with(at.mode()) { self.next_but(at, beside) } else { self.next(at) } };
             let Some(next) = next else { return };
-            next.op().into_iter().for_each(&mut f);
+            next.op().filter(|_| waits_for(next, access)).into_iter().for_each(&mut f);
             runs += u32::from(!at.mode().shares_with(next.mode()));
             if next.mode().is_exclusive() || runs == 2 {
                 return;
