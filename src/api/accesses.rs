@@ -18,8 +18,8 @@ use crate::{
     tracker::Mode,
 };
 
-/// The accesses that an operation declares in its push method: [`Read`], [`Write`], [`Commute`], [`Cx`],
-/// [`OnStream`], [`Completes`](crate::access::Completes), tuples of up to twelve of them, arrays, `Vec`s, slices (`&[_]`) and
+/// The accesses that an operation declares in its push method: [`Read`], [`Write`], [`Commute`], [`Cx`], [`OnStream`],
+/// [`Completes`](crate::access::Completes), tuples of up to twelve of them, arrays, `Vec`s, slices (`&[_]`) and
 /// `Option`s of them, and any nesting of these. The operation's function receives references in the same shape: an
 /// array for an array, and a `Vec` for a `Vec` or a slice. For a `None`, the operation names no variable and the
 /// function receives `None`. An operation without typed accesses declares `()`.
@@ -370,6 +370,13 @@ impl<T: Send + 'static> ScopedAccesses for Write<'_, T> {
     }
 }
 
+impl<T> Commute<'_, T> {
+    #[inline(always)]
+    fn entry(&self) -> Entry {
+        Entry { cell: self.0.ptr(), mode: Mode::Commute, refs: spec::RefKind::Exclusive }
+    }
+}
+
 impl<T> sealed::Sealed for Commute<'_, T> {}
 impl<'a, T> AccessRefs<'a, &'a Self> for Commute<'_, T> {
     type Refs = &'a mut T;
@@ -379,9 +386,16 @@ impl<T: Send + 'static> ScopedAccesses for Commute<'_, T> {
     type Captured = Captured<T>;
     const REFERS: bool = true;
     const COMMUTES: bool = true;
+    const COUNT: Option<usize> = Some(1);
 
+    #[inline(always)]
     fn declare(&self, list: &mut sealed::List<'_>) {
-        list.0.push(Entry { cell: self.0.ptr(), mode: Mode::Commute, refs: spec::RefKind::Exclusive });
+        list.0.push(self.entry());
+    }
+
+    #[inline(always)]
+    fn at(&self, _: usize) -> Option<sealed::Declared> {
+        Some(sealed::Declared(self.entry()))
     }
 
     fn capture(&self) -> Captured<T> {

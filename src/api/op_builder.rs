@@ -17,7 +17,7 @@ use crate::{
     api::{
         accesses::{
             Accesses, LentStream, Refs, ScopedAccesses,
-            sealed::{Kind, List},
+            sealed::{Declared, Kind, List},
             stream,
         },
         chosen::{Both, Chosen},
@@ -568,8 +568,8 @@ impl<'e, S> OpBuilder<'e, S> {
         self.declare(variables, Mode::Overwrite)
     }
 
-    /// Declares variables that the operation mutates, in no particular order among its neighbours that declare the same;
-    /// see [`Var::commute`](crate::Var::commute).
+    /// Declares variables that the operation mutates, in no particular order among its neighbours that declare the
+    /// same; see [`Var::commute`](crate::Var::commute).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1761,6 +1761,9 @@ impl<'e> OpBuilder<'e> {
         if const { !A::KIND.is(Kind::Function) } {
             return self.enqueue(location, accesses, const { flags_of(A::KIND) }, make);
         }
+        if const { A::COMMUTES } {
+            return self.enqueue_commuting(location, accesses, make);
+        }
         self.enqueue_shortly(location, accesses, make)
     }
 
@@ -1787,6 +1790,24 @@ impl<'e> OpBuilder<'e> {
             return push::push_short::<false, _>(core, name, location, entries, job);
         }
         self.enqueue(location, &(), const { if J::ASYNC { flag::ASYNC } else { 0 } }, make)
+    }
+
+    /// [`enqueue_shortly`](Self::enqueue_shortly) for an operation that commutes: only with one access, it goes a shorter
+    /// way.
+    #[inline(always)]
+    fn enqueue_commuting<A: ScopedAccesses, J: Job>(
+        self,
+        location: &'static Location<'static>,
+        accesses: &A,
+        make: impl FnOnce(&Spec, &'static Location<'static>) -> J,
+    ) -> Result<(), PushError> {
+        let sole = if A::COUNT == Some(1) { accesses.at(0) } else { None };
+        let Some(Declared(entry)) = sole.filter(|_| self.is_bare && self.owned.entries.is_empty()) else {
+            return self.enqueue_shortly(location, accesses, make);
+        };
+        let job = make(&self.owned.spec, location);
+        let (core, name) = self.into_bare();
+        push::push_sole::<true, _>(core, name, location, entry, job)
     }
 
     /// Whether [`push_short`](push::push_short) may push the operation, whose accesses have been declared.
@@ -1965,7 +1986,7 @@ pub(super) fn push_counted<A: ScopedAccesses, J: Job>(
     if const { matches!(A::COUNT, Some(0)) } {
         push::push_free(core, name, location, job)
     } else if const { matches!(A::COUNT, Some(1)) } {
-        push::push_sole(core, name, location, at(0), job)
+        push::push_sole::<false, _>(core, name, location, at(0), job)
     } else if const { matches!(A::COUNT, Some(2)) } {
         push::push_several(core, name, location, &[at(0), at(1)], job)
     } else if const { matches!(A::COUNT, Some(3)) } {

@@ -6,8 +6,8 @@
 //!
 //! [`admit`] is where ready operations are dispatched: it passes on an operation that needs no units, has them, or will
 //! not run in any case. An operation that lacks a turn waits there until another one leaves it, and is then dispatched
-//! again. It waits even if it is cancelled meanwhile. Any other operation waits in a [pool](crate::notify::stock) until [`resume`] dispatches it
-//! again. An operation leaves its queue without units if it is cancelled: through its handle, which calls what
+//! again. It waits even if it is cancelled meanwhile. Any other operation waits in a [pool](crate::notify::stock) until
+//! [`resume`] dispatches it again. An operation leaves its queue without units if it is cancelled: through its handle, which calls what
 //! [`admit`] has registered there, or with its group or its engine, by [`Core::withdraw_cancelled`]. The poll of a
 //! future that is asked to stop leaves in the same way, by [`Core::withdraw`]. If an operation's deadline passes, it
 //! fails when it is admitted.
@@ -43,22 +43,31 @@ use crate::{
 /// The band of functions that are to have back units of bounds: above all operations.
 const RETURNING: u8 = u8::MAX;
 
-/// Returns a ready operation that may be dispatched, or lets it wait for its units.
+/// Returns a ready operation that may be dispatched, or lets it wait for its turns and units. If it waits, and others
+/// have all their turns as a consequence, calls `dispatch` with these.
 #[inline]
-pub(crate) fn admit(core: &Arc<Core>, op: OpRef<Task>) -> Option<OpRef<Task>> {
-    if op.task().has(flag::LIMITED | flag::COMMUTES) { admit_specially(core, op) } else { Some(op) }
+pub(crate) fn admit(
+    core: &Arc<Core>,
+    op: OpRef<Task>,
+    dispatch: impl FnOnce(&mut ReadyList<Task>),
+) -> Option<OpRef<Task>> {
+    if op.task().has(flag::LIMITED | flag::COMMUTES) { admit_specially(core, op, dispatch) } else { Some(op) }
 }
 
 #[inline(never)]
-fn admit_specially(core: &Arc<Core>, op: OpRef<Task>) -> Option<OpRef<Task>> {
-    let op = if op.task().lacks_turns() && !core.is_forked() {
-        let mut others = ReadyList::default();
-        let op = turn::take_turns(op, &mut others);
-        dispatch(core, &mut others);
-        op?
-    } else {
-        op
-    };
+fn admit_specially(
+    core: &Arc<Core>,
+    op: OpRef<Task>,
+    dispatch: impl FnOnce(&mut ReadyList<Task>),
+) -> Option<OpRef<Task>> {
+    let mut others = ReadyList::default();
+    let takes_turns = op.task().lacks_turns() && !core.is_forked();
+    let admitted = if takes_turns { turn::take_turns(op, &mut others) } else { Some(op) };
+    debug_assert!(admitted.is_none() || others.is_empty(), "an operation has its turns, and has left some");
+    if !others.is_empty() {
+        dispatch(&mut others);
+    }
+    let op = admitted?;
     if op.task().has(flag::LIMITED) { admit_limited(core, op) } else { Some(op) }
 }
 
@@ -146,18 +155,13 @@ fn resume(core: &Arc<Core>, left: Vec<LeftQueue<UnitsWaiter>>) {
             UnitsWaiter::Function(oneshot) => drop(oneshot.set(Ok(()))),
         }
     }
-    dispatch(core, &mut ready);
-}
-
-/// Dispatches operations that have waited here.
-fn dispatch(core: &Arc<Core>, ready: &mut ReadyList<Task>) {
     if ready.is_empty() {
         return;
     }
     // Without workers, the operations are left to the loop around this call, so that they are not nested.
-    let leave = |ready_loop: &_| core.leave(ready_loop, ready, &mut iter::empty());
+    let leave = |ready_loop: &_| core.leave(ready_loop, &mut ready, &mut iter::empty());
     if core.has_workers() || ready_loop::with_loop(core, leave).is_none() {
-        core.dispatch_ready(ready, Epilogue::Nothing);
+        core.dispatch_ready(&mut ready, Epilogue::Nothing);
     }
 }
 

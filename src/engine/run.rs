@@ -84,8 +84,41 @@ pub(super) fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>,
 /// Runs an operation that is not plain unless recordings are taken into account, or completes it.
 #[inline(never)]
 fn run_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut ReadyList<Task>) {
-    finish_otherwise(&thread.core, unfinished, ready);
+    let Unfinished { op, called } = unfinished;
+    if matches!(called, Some(Ok(()))) && !op.task().has(flag::SILENT | flag::RECORDED) {
+        return end_commuting(thread, op, ready);
+    }
+    finish_otherwise(&thread.core, Unfinished { op, called }, ready);
     shuffle::draw_next(&thread.core);
+}
+
+/// Completes an operation that would be plain if it did not commute, and whose function has succeeded.
+#[inline(always)]
+fn end_commuting(thread: &WorkerThread, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+    let (core, ticket) = (&thread.core, op.task().ticket);
+    // Before another operation has a turn.
+    op.each_access(|access| {
+        if access.mode().is_write() {
+            // SAFETY: the operation holds its variables, and has its turns.
+            unsafe { VarCell::of(access).mutated() };
+        }
+    });
+    let mut with_turns = ReadyList::default();
+    admission::leave_turns(&op, &mut with_turns);
+    tracker::end(op, ready);
+    pause::at(Point::Completed);
+    while let Some(op) = with_turns.pop() {
+        if op.task().has(flag::INLINE | flag::REPORTS | flag::RECORDED) || core.is_closed() {
+            ready.push(op);
+        } else {
+            core.schedule_with(op, |op| thread.schedule(op));
+        }
+    }
+    if ready.is_empty() {
+        core.count_out(ticket);
+    } else {
+        core.dispatch_ready(ready, Epilogue::CountOut(ticket));
+    }
 }
 
 #[inline(always)]

@@ -1,7 +1,7 @@
 //! Turns: operations that commute on a variable use it one after the other, in no promised order.
 //!
-//! An operation whose accesses are satisfied takes the [`VarTurn`]s of all variables on which it commutes. When it ends,
-//! it leaves each of them to the operation that has waited there longest.
+//! An operation whose accesses are satisfied takes the [`VarTurn`]s of all variables on which it commutes. When it
+//! ends, it leaves each of them to the operation that has waited there longest.
 //!
 //! # States
 //!
@@ -51,7 +51,7 @@
 
 use std::ptr;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::{
     sync::{
@@ -159,6 +159,17 @@ impl<T> VarTurn<T> {
         }
     }
 
+    /// Takes the turn for `op`, or lets it wait for it. Returns the operation if it has the turn.
+    fn take_or_arrive(&self, mut op: OpRef<T>) -> Option<OpRef<T>> {
+        // Most often, another operation has the turn.
+        loop {
+            op = self.arrive(op).err()?;
+            if self.take(&op) {
+                return Some(op);
+            }
+        }
+    }
+
     /// Leaves the turn, which the caller has, to the operation that has waited longest. If none waits, frees the turn.
     fn leave(&self) -> Option<OpRef<T>> {
         let TurnQueue { holder, is_listed, waiters } = &self.queue;
@@ -190,14 +201,14 @@ impl<T> VarTurn<T> {
         op.inspect(|op| self.hold(op))
     }
 
-    /// Calls `look` with each operation that waits for the turn, if `op` has it. Finds none while another thread has
-    /// the lock.
-    pub fn each_waiting_for(&self, op: &Op<T>, mut look: impl FnMut(&Op<T>)) {
+    /// Calls `look` with up to `max` operations that wait for the turn, if `op` has it. Finds none while another thread
+    /// has the lock.
+    pub fn each_waiting_for(&self, op: &Op<T>, max: usize, look: impl FnMut(&Op<T>)) {
         let Some(waiters) = try_lock(&self.queue.waiters).filter(|_| self.is_held_by(op)) else { return };
-        waiters.each(&mut look);
         let word = self.word.load(acquire(edge::turn::LOOKED_AT));
         // SAFETY: (1): those that have arrived are not taken out while this thread has the lock.
-        unsafe { ReadyList::each_from(arrived(word), look) };
+        let arrived = unsafe { ReadyList::linked_from(arrived(word)) };
+        waiters.iter().chain(arrived).take(max).for_each(look);
     }
 
     /// Whether `op` has the turn. A snapshot, unless the caller owns the operation.
@@ -210,8 +221,8 @@ impl<T> VarTurn<T> {
 /// Operations to each of which a turn was left, with that turn.
 type LeftTo<T> = SmallVec<[(OpRef<T>, *const VarTurn<T>); 2]>;
 
-/// Takes the turns of a ready operation, or lets it wait for one. Returns it if it has all its turns. Adds to `ready`
-/// other operations that have theirs, as a consequence.
+/// Takes the turns of a ready operation, or lets it wait for one. Returns it if it has all its turns. Otherwise, adds
+/// to `ready` other operations that have theirs, as a consequence: those to which it has left turns.
 ///
 /// The thread that calls this owns `op`.
 pub fn take_turns<T: TakesTurns>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Option<OpRef<T>> {
@@ -223,39 +234,42 @@ pub fn take_turns<T: TakesTurns>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Opti
 
 /// Leaves the turns of an operation that ends. Adds to `ready` those that have all theirs, as a consequence.
 pub fn leave_turns<T: TakesTurns>(op: &Op<T>, ready: &mut ReadyList<T>) {
-    for turn in op.accesses().filter_map(T::turn) {
-        if let Some(op) = turn.leave() {
-            let mut left = LeftTo::new();
-            seek(op, turn, &mut left).into_iter().for_each(|op| ready.push(op));
-            go_on(left, ready);
+    op.each_access(|access| {
+        let Some(turn) = T::turn(access) else { return };
+        match turn.leave() {
+            Some(op) if op.access_count() == 1 => ready.push(op),
+            Some(op) => go_on(smallvec![(op, ptr::from_ref(turn))], ready),
+            None => {}
         }
-    }
+    });
 }
 
+/// Lets operations to each of which a turn was left take their others. Adds to `ready` those that have all theirs, as a
+/// consequence.
 fn go_on<T: TakesTurns>(mut left: LeftTo<T>, ready: &mut ReadyList<T>) {
     while let Some((op, turn)) = left.pop() {
         seek(op, turn, &mut left).into_iter().for_each(|op| ready.push(op));
     }
 }
 
-/// Takes the turns that an operation lacks, or lets it wait for one. `got` is a turn that was left to it, or null.
-/// Returns the operation if it has all its turns. Adds to `left` those to which turns were left.
-fn seek<T: TakesTurns>(mut op: OpRef<T>, got: *const VarTurn<T>, left: &mut LeftTo<T>) -> Option<OpRef<T>> {
-    if op.access_count() != 1 {
-        return seek_several(op, got, left);
-    }
-    if !got.is_null() {
-        return Some(op);
-    }
+/// [`take_turns`] for an operation with one access.
+#[inline]
+pub fn take_sole_turn<T: TakesTurns>(op: OpRef<T>) -> Option<OpRef<T>> {
     // Noted now, since this thread has just used the operation, unlike the one that will leave the turn to it.
     T::note_turns(&op);
     let turn = op.accesses().find_map(T::turn).map(ptr::from_ref)?;
     // SAFETY: the operation, which is not done, commutes on this variable, so its turn is in use.
-    let turn = unsafe { &*turn };
-    while !turn.take(&op) {
-        op = turn.arrive(op).err()?;
+    unsafe { &*turn }.take_or_arrive(op)
+}
+
+/// Takes the turns that an operation lacks, or lets it wait for one. `got` is a turn that was left to it, or null.
+/// Returns the operation if it has all its turns. Adds to `left` those to which turns were left.
+fn seek<T: TakesTurns>(op: OpRef<T>, got: *const VarTurn<T>, left: &mut LeftTo<T>) -> Option<OpRef<T>> {
+    match (op.access_count(), got.is_null()) {
+        (1, true) => take_sole_turn(op),
+        (1, false) => Some(op),
+        _ => seek_several(op, got, left),
     }
-    Some(op)
 }
 
 /// Does the same as [`seek`], for an operation with several accesses.
@@ -290,12 +304,7 @@ fn seek_several<T: TakesTurns>(mut op: OpRef<T>, got: *const VarTurn<T>, left: &
         }
     }
     for at in got.map_or(0, |at| at + 1)..turns.len() {
-        while !turn(at).take(&op) {
-            match turn(at).arrive(op) {
-                Ok(()) => return None,
-                Err(same) => op = same,
-            }
-        }
+        op = turn(at).take_or_arrive(op)?;
     }
     T::note_turns(&op);
     Some(op)

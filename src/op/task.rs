@@ -81,8 +81,8 @@ pub(crate) mod flag {
     pub(crate) const GPU_LANE: u16 = 32;
     /// Causes the device to copy values in host memory that the function neither reads nor writes. Only with `STREAM`.
     pub(crate) const COPY: u16 = 64;
-    /// [Commutes](crate::tracker::Mode::Commute) on a variable. Such an operation never has `STREAM`, with which the bit
-    /// has the meaning above.
+    /// [Commutes](crate::tracker::Mode::Commute) on a variable. Such an operation never has `STREAM`, with which the
+    /// bit has the meaning above.
     pub(crate) const COMMUTES: u16 = COPY;
     /// Has its events recorded.
     pub(crate) const RECORDED: u16 = 128;
@@ -365,10 +365,11 @@ impl Task {
         self.has(flag::LIMITED).then(|| unsafe { (*Self::extras(self)).limits.assume_init_ref().limits.as_ref() })
     }
 
-    /// Marks the operation as one that commutes, the `number`th of these to be pushed.
+    /// Marks the operation as one that commutes, with this number of its push.
     ///
     /// # Safety
-    /// 1. `task` has been [begun](Self::begin) without [`flag::STREAM`] but not filled, and no other thread knows it yet.
+    /// 1. `task` has been [begun](Self::begin) without [`flag::STREAM`], has no limits yet, and no other thread knows
+    ///    it.
     /// 2. The record has [the room behind any task](Self::ANY_ROOM).
     pub(crate) unsafe fn set_commutes(task: *mut Self, number: u64) {
         let commutes = LimitsPlace { commutes: ManuallyDrop::new(Commutes::new(number)) };

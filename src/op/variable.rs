@@ -21,8 +21,8 @@
 //!   it.
 //! * `emptied`: operations that hold the variable for writing; a hint for all others.
 //! * `name`: set once, by any owner of a handle; read by any thread.
-//! * `commuting`: set once, by a push of an operation that commutes; used by such operations, and by pinned threads that
-//!   find one. What is in it of failures: the operation that has the turn.
+//! * `commuting`: set once, by a push of an operation that commutes; used by such operations, and by pinned threads
+//!   that find one. What is in it of failures: the operation that has the turn.
 //! * `fault` and `waits`: see [`Fault`] and [`JoinableWaits`].
 //!
 //! # Edges
@@ -531,11 +531,25 @@ impl VarCell {
 #[derive(Default)]
 pub(crate) struct Commuting {
     pub(crate) turn: VarTurn<Task>,
+    /// Larger than the number of each operation that has been pushed.
+    numbers: AtomicU64,
     /// The number of the operation whose failure the variable has, if it is of the last run.
     failed: AtomicU64,
 }
 
 impl Commuting {
+    /// Returns a number for an operation that is about to be pushed. It is larger than those of the operations whose
+    /// pushes have returned.
+    pub(crate) fn next_number(&self) -> u64 {
+        // Relaxed, like the change below: whoever knows of a push that has returned sees what it has done here.
+        self.numbers.fetch_add(1, Relaxed)
+    }
+
+    /// Notes that an operation about to be pushed has this number.
+    pub(crate) fn note_number(&self, number: u64) {
+        self.numbers.fetch_max(number + 1, Relaxed);
+    }
+
     /// Whether the operation with this number was pushed before the one whose failure the variable has.
     pub(crate) fn is_before_failed(&self, number: u64) -> bool {
         // Relaxed: the turn hands it over.

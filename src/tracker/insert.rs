@@ -40,15 +40,16 @@ pub fn push_ordered<T>(op: OpRef<T>) -> PushResult<T> {
     finish_push::<false, T>(op, 0, 0, &guard)
 }
 
-/// [Pushes](push) an operation with one access that does not commute. Compiled without the steps for several accesses.
+/// [Pushes](push) an operation with one access. Compiled without the steps for several accesses. `COMMUTES` says
+/// whether it commutes.
 #[inline(always)]
-pub fn push_sole<T>(op: OpRef<T>) -> PushResult<T> {
+pub fn push_sole<const COMMUTES: bool, T>(op: OpRef<T>) -> PushResult<T> {
     let guard = epoch::pin();
     pause::at(Point::PushPinned);
     let own: &Op<T> = &op;
     match own.sole_access() {
         Some(access) => {
-            let (ready, rejected) = finish_sole_push::<false, T>(own, access, 0, 0, &guard);
+            let (ready, rejected) = finish_sole_push::<COMMUTES, T>(own, access, 0, 0, &guard);
             pause::at(Point::PushOver);
             PushResult { ready: ready.then_some(op), rejected }
         }

@@ -1042,25 +1042,24 @@ impl<T> ReadyList<T> {
         }
     }
 
-    /// Calls `look` with each operation in the list.
-    pub(crate) fn each(&self, look: impl FnMut(&Op<T>)) {
+    /// Returns the operations in the list.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Op<T>> {
         // SAFETY: (1): the list owns the operations.
-        unsafe { Self::each_from(self.head.as_ref().map_or(std::ptr::null_mut(), OpRef::as_ptr), look) };
+        unsafe { Self::linked_from(self.head.as_ref().map_or(std::ptr::null_mut(), OpRef::as_ptr)) }
     }
 
-    /// Calls `look` with each operation that is linked from `first` on.
+    /// Returns the operations that are linked from `first` on.
     ///
     /// # Safety
-    /// 1. The operations have owners, and stay linked until this returns.
-    pub(crate) unsafe fn each_from(first: *mut Op<T>, mut look: impl FnMut(&Op<T>)) {
-        let mut at = NonNull::new(first);
-        while let Some(op) = at {
-            // SAFETY: (1).
-            let op = unsafe { alive(op) };
-            look(op);
-            // Relaxed: by (1), the links do not change.
-            at = NonNull::new(op.link.load(Relaxed));
-        }
+    /// 1. The operations have owners, and stay linked while the result is used.
+    pub(crate) unsafe fn linked_from<'a>(first: *mut Op<T>) -> impl Iterator<Item = &'a Op<T>>
+    where
+        T: 'a,
+    {
+        // SAFETY: (1).
+        let op = |at: *mut Op<T>| NonNull::new(at).map(|op| unsafe { alive(op) });
+        // Relaxed: by (1), the links do not change.
+        std::iter::successors(op(first), move |at| op(at.link.load(Relaxed)))
     }
 
     /// Moves all operations of `other` to the end of this list.

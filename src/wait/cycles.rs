@@ -223,11 +223,11 @@ pub(crate) fn is_done<Q, T: ?Sized>(oneshot: &Oneshot<Q, T>) -> impl Fn() -> boo
     move || oneshot.get().is_done()
 }
 
-/// Adds to `ahead` the operations that wait for turns that `op` has.
-fn follow_turns(op: &Op<Task>, from: usize, ahead: &mut Ahead<Task>) {
+/// Adds to `ahead` operations that wait for turns that `op` has, up to `max` for each of these.
+fn follow_turns(op: &Op<Task>, from: usize, max: usize, ahead: &mut Ahead<Task>) {
     if op.task().commutes().is_some() {
         for turn in op.accesses().filter_map(Task::turn) {
-            turn.each_waiting_for(op, |op| ahead.push((NonNull::from(op), from)));
+            turn.each_waiting_for(op, max, |op| ahead.push((NonNull::from(op), from)));
         }
     }
 }
@@ -413,7 +413,7 @@ impl Walk {
             |goal: &Goal<'_>| goal.depends_on(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
         self.reach(NonNull::from(op), Some(task), from, reaches, &mut todo);
         todo.into_iter().for_each(|(inside, step)| self.enter(&inside, step));
-        follow_turns(op, from, &mut self.ahead);
+        follow_turns(op, from, MAX_VISITED, &mut self.ahead);
         if op.task().units().is_some() {
             self.follow_units(NonNull::from(op), from);
         }
@@ -702,7 +702,7 @@ pub(super) fn leads_to(op: &OpRef<Task>, goal: &Goal<'_>) -> bool {
         if reaches(goal) {
             return true;
         }
-        follow_turns(op, 0, ahead);
+        follow_turns(op, 0, MAX_NEAR, ahead);
         waiters().each_for(Some(task), reaches, |_, kind, inside| {
             if kind == WaiterKind::Timed {
                 return;

@@ -225,7 +225,8 @@ fn whoever_looks_finds_operations_that_have_arrived() {
         let first = world.begin(&[0]).unwrap();
         let its = Arc::clone(&world);
         let thread = thread::spawn(move || its.run(its.push(Commute, &[0])));
-        world.variables[0].turn.each_waiting_for(&first, |op| {
+        world.variables[0].turn.each_waiting_for(&first, 0, |_| panic!("more are looked at than permitted"));
+        world.variables[0].turn.each_waiting_for(&first, usize::MAX, |op| {
             assert_eq!(op.accesses().count(), 1);
             assert_eq!(Task::given_way(op), 0);
         });
