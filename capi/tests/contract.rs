@@ -71,7 +71,16 @@ fn operations_commute_on_tokens() {
     (0..10).for_each(|_| assert_eq!(push(engine, &commuting), raddle_status::Ok));
     assert_eq!(wait(engine, tokens[1]), raddle_status::Ok);
     assert_eq!(sum.load(Relaxed), 10);
-    free(engine);
+
+    let mut operator = zeroed();
+    assert_eq!(unsafe { raddle_operator_new(engine, &raw const commuting, &raw mut operator) }, raddle_status::Ok);
+    (0..10).for_each(|_| assert_eq!(unsafe { raddle_operator_push(operator, null_mut(), None) }, raddle_status::Ok));
+    assert_eq!(unsafe { raddle_operator_free(&raw mut operator) }, raddle_status::Ok);
+    assert_eq!(wait(engine, tokens[0]), raddle_status::Ok);
+    assert_eq!((sum.load(Relaxed), unsafe { raddle_token_version(tokens[0]) }), (20, 20));
+
+    let nowhere = raddle_op { commutes: null(), ..commuting };
+    assert_eq!(push(engine, &nowhere), raddle_status::Invalid);
 }
 
 /// Adds 1 to the `AtomicU64` at `data`, or what the operator's push has passed.

@@ -219,8 +219,8 @@ impl<'e> Replay<'e> {
     }
 
     /// Pushes the operations, and returns how many they are. It waits only where the log says that an operation from
-    /// outside came behind what another operation had pushed, and between operations that commute on a variable. The failures of the operations are reported as those of
-    /// any other.
+    /// outside came behind what another operation had pushed, and between operations that commute on a variable. The
+    /// failures of the operations are reported as those of any other.
     ///
     /// # Errors
     /// Returns why the log cannot be replayed. Nothing has been pushed then, except if the error is

@@ -191,7 +191,9 @@ impl fmt::Display for Misfit {
             }
             Self::UnitsNotHeld => "a child uses a resource that its parent does not use; use it on the parent as well",
             Self::NewestOfNone => "an operator cannot keep the newest 0 values; let it keep at least 1",
-            Self::CommutesOnDevice => "only CPU operations commute; declare that the device operation writes the variable",
+            Self::CommutesOnDevice => {
+                "only CPU operations commute; declare that the device operation writes the variable"
+            }
         })
     }
 }

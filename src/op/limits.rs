@@ -14,8 +14,8 @@
 //!
 //! # Who may touch what
 //!
-//! * `deadline`, `mutates`, `number`, `counts`, `parent`, `units` and `commutes`: constant once the operation is enqueued.
-//!   The pointers are only compared. The [`Units`] and [`Commutes`] have states of their own.
+//! * `deadline`, `mutates`, `number`, `counts`, `parent`, `units` and `commutes`: constant once the operation is
+//!   enqueued. The pointers are only compared. The [`Units`] and [`Commutes`] have states of their own.
 //! * `own`: the thread that starts or skips the operation, up to the call of its function. Then, while the operation
 //!   has not ended, the owners of shares of the right to end it may read the group and the families. Then, the thread
 //!   that ends the operation.

@@ -124,8 +124,9 @@ pub struct PendingOp {
     /// The units of resources that the operation uses, and of bounds on the operations that run at a time.
     pub units: Vec<PendingUnits>,
     /// The operations for which this one waits directly, as indices into [`Dump::ops`]: those before it in a variable's
-    /// queue, those that commute there and run before it, those that hold units for which it waits, those that its function waits for, and its children. An
-    /// operation that only reads a variable is listed for at most 32 waits behind it.
+    /// queue, those that commute there and run before it, those that hold units for which it waits, those that its
+    /// function waits for, and its children. An operation that only reads a variable is listed for at most 32 waits
+    /// behind it.
     pub waits_for: Vec<usize>,
     /// What the operation does, apart from calling a function of the program.
     pub(crate) role: Role,

@@ -25,13 +25,13 @@
 //! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`. A wait is satisfied by `WRITE_OK`, like a writer, but
 //! grants `READ_OK`, like a reader. An access that commutes is satisfied by `READ_OK`, too. It passes that on to others
 //! that commute, but not to readers and waits, nor they to it. So consecutive ones, a *run*, are satisfied together,
-//! once what is before them is done; that their operations exclude each other is left to
-//! [turns](crate::notify::turn). In what follows, what is said of readers holds for these accesses as well. An operation is *ready* when all its accesses are satisfied and, if it has several,
-//! its push is over. An access with `WRITE_OK`, `DONE` and a next access is *spent*. Its share of the operation's
-//! record, or of its [block](apart) of accesses, then ends. Each holder of a record ([`Hold`]) also has a share, and
-//! the thread that ends the last share retires the record. Most operations have a single access and, when they end, a
-//! single holder. This holder makes the access responsible for the record ([`end`]). The thread that finds that access
-//! spent then retires the record without counting shares.
+//! once what is before them is done; that their operations exclude each other is left to [turns](crate::notify::turn).
+//! In what follows, what is said of readers holds for these accesses as well. An operation is *ready* when all its
+//! accesses are satisfied and, if it has several, its push is over. An access with `WRITE_OK`, `DONE` and a next access
+//! is *spent*. Its share of the operation's record, or of its [block](apart) of accesses, then ends. Each holder of a
+//! record ([`Hold`]) also has a share, and the thread that ends the last share retires the record. Most operations have
+//! a single access and, when they end, a single holder. This holder makes the access responsible for the record
+//! ([`end`]). The thread that finds that access spent then retires the record without counting shares.
 //!
 //! `READ_OK` and `WRITE_OK` reach an access by one of two routes. A flag that was grantable when the access was linked
 //! is set by the operation's pusher, or *deferred* by another thread and adopted by the pusher. A flag that became

@@ -22,7 +22,8 @@
 //! # Why an unlinked access may be retired
 //!
 //! Let `next` be linked behind `at`, and `then` behind `next`, and let both `at` and `next` be done but without
-//! `WRITE_OK`. They are then readers, or both of one run, and have adopted the flags that were grantable to them when they were linked.
+//! `WRITE_OK`. They are then readers, or both of one run, and have adopted the flags that were grantable to them when
+//! they were linked.
 //!
 //! * Only the thread that has taken the front unlinks, so `next` does not become the `at` of another thread, and its
 //!   word does not change.

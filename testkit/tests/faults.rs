@@ -19,7 +19,7 @@ use std::{
 use common::shapes::*;
 use common::{Gate, Journal, MOMENT, Meeting, PATIENCE, SOON, block_on, eventually, lock, poll_once, watched};
 use raddle::{
-    Completion, Engine, EngineKind, IdlePolicy, OpContext, OpHandle, Token, WaitError, completion,
+    Completion, Engine, EngineKind, IdlePolicy, OpContext, OpHandle, Token, WaitError, completion, cx,
     internals::{Point, Stop, passings},
     trace::{Dump, OpState},
 };
@@ -971,6 +971,37 @@ fn a_thread_stopped_while_it_takes_turns_delays_only_who_commutes_there() {
             engine.wait_for_all().expect("nothing should fail");
         });
     }
+}
+
+/// On a naive engine, an operation to which a push leaves a turn runs inside that push, since the function around the
+/// push may wait for it.
+#[test]
+fn an_operation_to_which_a_push_leaves_a_turn_runs_at_once() {
+    watched(|| {
+        let engine = Engine::builder().kind(EngineKind::Naive).build().expect("an engine");
+        let both = [engine.token(), engine.token()];
+        let (sender, receiver) = mpsc::channel::<Completion>();
+        let begin = move |done| sender.send(done).expect("the test should keep the receiver");
+        engine.op("holder").commutes([&both[1]]).push(completion(), begin).expect("the engine should be open");
+        let done = receiver.recv().expect("the operation should start");
+
+        let (stop, gate) = (Stop::new(Point::TurnBeforeGivingWay), Gate::new());
+        let (armed, pusher, gate_inside, left) = (stop.clone(), engine.clone(), gate.clone(), both[0].clone());
+        let outer = move |cx: &OpContext<'_>| {
+            armed.arm(1);
+            cx.engine().op("both").commutes(&both).push((), |()| {}).expect("the engine should be open");
+            Stop::disarm();
+            gate_inside.pass();
+        };
+        let thread = thread::spawn(move || pusher.op("outer").push(cx(), outer).expect("the engine should be open"));
+        assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
+        let late = engine.op("late").commutes([&left]).submit((), move |()| gate.open());
+        stop.release();
+        thread.join().expect("nothing should panic");
+        done.complete();
+        late.expect("the engine should be open").wait().expect("nothing should fail");
+        engine.wait_for_all().expect("nothing should fail");
+    });
 }
 
 /// A thread stopped in a push of a conflating operator delays neither the pushes of other threads nor any run but its

@@ -4,6 +4,7 @@
 use raddle_testkit as common;
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc, Mutex,
         atomic::{
@@ -16,11 +17,12 @@ use std::{
 };
 
 use common::{
-    AWHILE, Gate, KINDS, MOMENT, THREADED, all_engines, block_on, engine, failure, hold, lock, on_kinds,
+    AWHILE, Gate, KINDS, MOMENT, THREADED, all_engines, block_on, engine, failure, hold, lock, on_kinds, poll_once,
     program::fewer, watched,
 };
 use raddle::{
-    Device, Engine, EngineKind, OpHandle, PushError, Shutdown, Token, Var, WaitError, completion, cx,
+    Completion, Device, Engine, EngineKind, OpHandle, PushError, Shutdown, Token, Var, WaitError, chosen, completion,
+    cx,
     error::{Cause, Misfit},
     gpu::SimulatedGpu,
     replay::{Log, Replay},
@@ -497,6 +499,73 @@ fn a_wait_for_an_earlier_operation_that_waits_for_ones_own_turn_is_refused() {
     });
 }
 
+/// An operation that holds a variable in one mode pushes others in alternating ones, and waits for the last.
+#[test]
+fn a_wait_behind_any_number_of_runs_is_refused() {
+    for kind in KINDS {
+        for (commutes, runs) in [false, true].into_iter().flat_map(|commutes| (2..=8).map(move |runs| (commutes, runs)))
+        {
+            watched(move || {
+                let engine = engine(kind, 2);
+                let sum = engine.var(0);
+                let inner = sum.clone();
+                let body = move |engine: &Engine| {
+                    let mut last = None;
+                    for at in 0..runs {
+                        last = Some(if (at % 2 == 0) == commutes {
+                            engine.op("read").submit(inner.read(), |_| ()).unwrap()
+                        } else {
+                            engine.op("add").submit(inner.commute(), |sum| *sum += 1).unwrap()
+                        });
+                    }
+                    matches!(last.unwrap().wait(), Err(WaitError::WouldDeadlock(_)))
+                };
+                let outer = if commutes {
+                    engine.op("outer").submit((cx(), sum.commute()), move |(cx, _)| body(&cx.engine()))
+                } else {
+                    engine.op("outer").submit((cx(), sum.read()), move |(cx, _)| body(&cx.engine()))
+                };
+                assert!(outer.unwrap().wait().unwrap(), "{kind}: the wait behind {runs} runs was not refused");
+                assert_eq!(engine.get(&sum).unwrap(), (runs + usize::from(!commutes)) / 2);
+            });
+        }
+    }
+}
+
+/// Pushes four runs of two operations each, of which only the first runs. Each waits for the run before its own, and
+/// for no other.
+#[test]
+fn a_dump_names_what_each_run_waits_for() {
+    on_kinds(&THREADED, 2, |engine| {
+        for first_commutes in [false, true] {
+            let sum = engine.token();
+            let gate = Gate::new();
+            for at in 0..8 {
+                let builder = engine.op(format!("{at}"));
+                let builder =
+                    if (at / 2 % 2 == 0) == first_commutes { builder.commutes([&sum]) } else { builder.reads([&sum]) };
+                let inside = gate.clone();
+                let end = move |done: Completion| {
+                    thread::spawn(move || {
+                        inside.pass();
+                        done.complete();
+                    });
+                };
+                builder.push(completion(), end).unwrap();
+            }
+            let dump = engine.dump();
+            let at = |name: usize| dump.ops().iter().position(|op| op.name.as_str() == name.to_string()).unwrap();
+            let run = |run: usize| BTreeSet::from([at(2 * run), at(2 * run + 1)]);
+            let waits_for = |name| BTreeSet::from_iter(dump.ops()[at(name)].waits_for.iter().copied());
+            for name in 2..8 {
+                assert_eq!(waits_for(name), run(name / 2 - 1), "{name}: {dump}");
+            }
+            gate.open();
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
 #[test]
 fn a_dump_shows_who_has_the_turn() {
     watched(|| {
@@ -566,6 +635,101 @@ fn guards_and_futures_commute() {
         drop((a, b));
         future.wait().unwrap();
         assert_eq!((engine.get(&left).unwrap(), engine.get(&right).unwrap()), (3, 1));
+    });
+}
+
+/// As long as guards exist, `commute` is `write`: those behind them wait, and those before them do not overtake.
+#[test]
+fn guards_keep_the_order() {
+    on_kinds(&KINDS, 2, |engine| {
+        let engine_of = || Engine::builder().kind(engine.kind()).workers(2).pin(false);
+        let bounded = engine_of().jobs(1).build().unwrap();
+        let sum = bounded.var(0);
+        let guard = block_on(bounded.acquire(sum.commute())).unwrap();
+        // A guard uses no unit of the bound.
+        bounded.op("free").submit((), |()| ()).unwrap().wait().unwrap();
+        drop(guard);
+        // Nobody takes these guards, so the value is not mutated.
+        drop(bounded.acquire(sum.commute()));
+        bounded.wait_for_all().unwrap();
+        assert_eq!(sum.version(), 1);
+
+        let stopped = engine_of().build().unwrap();
+        let sum = stopped.var(0);
+        stopped.stop(None).unwrap();
+        *block_on(stopped.acquire(sum.commute())).unwrap() += 1;
+        stopped.start().unwrap();
+        assert_eq!(stopped.get(&sum).unwrap(), 1);
+
+        let (order, other) = (engine.var(Vec::new()), engine.token());
+        let gate = (engine.kind() != EngineKind::Naive).then(|| hold(&engine, &other));
+        engine.op("earlier").writes([&other]).push(order.commute(), |order| order.push(0)).unwrap();
+        let mut acquiring = engine.acquire(order.commute());
+        if let Some(gate) = gate {
+            assert!(poll_once(&mut acquiring).is_pending(), "the guard has overtaken an operation");
+            engine.op("later").push(order.commute(), |order| order.push(2)).unwrap();
+            gate.open();
+        }
+        block_on(acquiring).unwrap().push(1);
+        assert_eq!(engine.get(&order).unwrap()[..2], [0, 1]);
+    });
+}
+
+#[test]
+fn operations_of_scopes_commute() {
+    on_kinds(&KINDS, 3, |engine| {
+        let (mut lent, mut own) = (0, 0);
+        engine
+            .try_scope(|s| {
+                let (total, local) = (s.lend(&mut lent), s.var(0));
+                for by in 0..fewer(200) {
+                    s.op("one").push(total.commute(), move |total| *total += by)?;
+                    s.op("both").push((local.commute(), total.commute()), move |(local, total)| {
+                        *local += by;
+                        *total += by;
+                    })?;
+                }
+                own = s.op("read").submit(local.read(), |local| *local)?.wait()?;
+                Ok(())
+            })
+            .unwrap();
+        let sum = (0..fewer(200)).sum::<usize>();
+        assert_eq!((lent, own), (2 * sum, sum));
+    });
+}
+
+#[test]
+fn operators_commute_on_chosen_variables() {
+    on_kinds(&KINDS, 3, |engine| {
+        let (values, fixed, token) = ([0, 1, 2].map(|_| engine.var(0)), engine.var(0), engine.token());
+        let ends = [chosen::commute(), chosen::commute()];
+        let load = engine.op("load").operator_on(ends, fixed.write(), |ends: [&mut usize; 2], fixed, by: usize| {
+            ends.into_iter().for_each(|end| *end += by);
+            *fixed += by;
+        });
+        let one = engine.op("one").operator_on(chosen::commute(), (), |one: &mut usize, (), by: usize| *one += by);
+        let log = engine.op("log").operator_on(chosen::commutes(), (), |(), (), ()| ());
+        let (load, one, log) = (load.unwrap(), one.unwrap(), log.unwrap());
+        thread::scope(|scope| {
+            for thread in 0..3 {
+                let (values, token) = (&values, &token);
+                let (load, one, log) = (&load, &one, &log);
+                scope.spawn(move || {
+                    for by in 0..fewer(200) {
+                        load.push_on([&values[thread], &values[(thread + 1) % 3]], by).unwrap();
+                        one.push_on(&values[thread], by).unwrap();
+                        log.push_on(token, ()).unwrap();
+                    }
+                });
+            }
+        });
+        let sum = (0..fewer(200)).sum::<usize>();
+        for value in &values {
+            assert_eq!(engine.get(value).unwrap(), 3 * sum);
+        }
+        assert_eq!(engine.get(&fixed).unwrap(), 3 * sum);
+        engine.wait_for_var(&token).unwrap();
+        assert_eq!(token.version(), 3 * fewer(200) as u64);
     });
 }
 

@@ -47,8 +47,8 @@ impl Mode {
 pub struct Shape(pub [Option<Mode>; VARIABLES]);
 
 impl Shape {
-    /// Parses a shape such as `W-R`: `R`, `A`, `W` or `C` for each variable, or `-` for a variable that the operation does
-    /// not use.
+    /// Parses a shape such as `W-R`: `R`, `A`, `W` or `C` for each variable, or `-` for a variable that the operation
+    /// does not use.
     ///
     /// # Panics
     /// If the text is not a valid shape.
