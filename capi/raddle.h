@@ -299,6 +299,10 @@ typedef struct raddle_op {
      * The failure comes in its turn, behind the operations before it.
      */
     int64_t deadline_ns;
+    /** The tokens that it mutates in no particular order among its neighbours that do the same. */
+    const struct raddle_token *commutes;
+    /** How many there are. */
+    size_t commute_count;
 } raddle_op;
 
 /** What calls a function when an operation is cancelled. */

@@ -104,7 +104,7 @@ pub use api::{
     scoped_var::{ScopedRead, ScopedVar, ScopedWrite},
     tile::{TileMut, TileRef},
     token::Token,
-    var::{Read, Var, Write},
+    var::{Commute, Read, Var, Write},
 };
 pub use context::worker_thread::unpinned;
 #[doc(no_inline)]
@@ -146,7 +146,10 @@ pub mod chosen {
     //! # }
     //! ```
     pub use crate::api::{
-        chosen::{Chosen, ChosenRead, ChosenToken, ChosenWrite, overwrite, overwrites, read, reads, write, writes},
+        chosen::{
+            Chosen, ChosenRead, ChosenToken, ChosenWrite, commute, commutes, overwrite, overwrites, read, reads, write,
+            writes,
+        },
         operator::{Newest, On, Parameters, With},
     };
 }
@@ -197,6 +200,8 @@ pub mod guide {
     pub mod bounding_work {}
     #[doc = include_str!("guide/resources.md")]
     pub mod resources {}
+    #[doc = include_str!("guide/commuting.md")]
+    pub mod commuting {}
     #[doc = include_str!("guide/failures.md")]
     pub mod failures {}
     #[doc = include_str!("guide/cancellation.md")]
@@ -264,6 +269,7 @@ pub mod internals {
             poll_state::PollState,
             stock::{Admission, Need, Stock, join},
             stop_signal::{Listening, Signals, StopListener},
+            turn::{TakesTurns, VarTurn, leave_turns, take_turns},
             wakers::WakerKey,
         },
         op::{
@@ -278,8 +284,8 @@ pub mod internals {
         sync::{arrivals::Arrivals, edge},
         threads::{Aside, Laid, SpareThreads, Stopped},
         tracker::{
-            Hold, Mode, Op, OpRef, PushResult, ReadyList, Stalled, Successors, VarQueue, complete, complete_unlinking,
-            end, followers, push, walk_blocked,
+            Access, Hold, Mode, Op, OpRef, PushResult, ReadyList, Stalled, Successors, VarQueue, complete,
+            complete_unlinking, end, followers, push, walk_blocked,
         },
     };
 }

@@ -212,6 +212,29 @@ fn a_long_reader_keeps_no_records_of_later_ones() {
     }
 }
 
+/// The same for operations that commute, behind one that still waits for another variable.
+#[test]
+#[cfg_attr(miri, ignore = "needs many operations")]
+fn an_operation_that_commutes_keeps_no_records_of_later_ones() {
+    const OPERATIONS: usize = 2_000;
+    let _alone = alone();
+    let engine = Engine::builder().workers(2).pin(false).build().expect("an engine");
+    let (sum, other) = (engine.var(0), engine.token());
+    let gate = hold(&engine, &other);
+    engine.op("first").writes([&other]).push(sum.commute(), |sum| *sum += 1).expect("the engine should be open");
+    let (before, group) = (records(&engine), engine.group());
+    for _ in 0..20 {
+        for _ in 0..OPERATIONS {
+            group.op("").push(sum.commute(), |sum| *sum += 1).expect("the engine should be open");
+        }
+        group.wait().expect("no operation should fail");
+    }
+    let more = records(&engine).saturating_sub(before);
+    assert!(more < OPERATIONS + 2 * IN_TRANSIT, "{more} records were allocated for {OPERATIONS} operations at a time");
+    gate.open();
+    assert_eq!(engine.get(&sum).expect("no operation should fail"), 20 * OPERATIONS + 1);
+}
+
 /// The memory of pending operations is that of their accesses and functions.
 #[test]
 #[cfg_attr(miri, ignore = "needs many operations")]

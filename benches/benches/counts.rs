@@ -44,6 +44,8 @@ const PASSING: [&str; 2] =
     ["prebuilt operator with 16 bytes, chain", "prebuilt operator with 16 bytes on a chosen variable, chain"];
 /// The name of the count of pushes that each replace the argument of a pending run. They have no runs of their own.
 const REPLACING: &str = "prebuilt operator with 16 bytes, replaced";
+/// The name of the count of operations that commute on a variable.
+const COMMUTING: &str = "commuting chain";
 /// The relative increase that counts as a regression, and the decrease beyond which the file should be updated.
 const TOLERANCE: f64 = 0.05;
 /// The increase of locked instructions per operation that counts as a regression: less than one in ten operations would
@@ -100,6 +102,7 @@ fn inside() {
     count_on(&engine, TYPED, &mut RaddleTyped::with(engine.clone(), Shape::Tuple));
     count_passing(&engine);
     count_replacing(&engine);
+    count_commuting(&engine);
 }
 
 /// Runs the workloads. The names of the dumps contain `kind`, the kind of variables.
@@ -163,6 +166,18 @@ fn count_passing(engine: &Engine) {
             push();
             round.end(OPERATIONS, &format!("{TYPED}{name}"));
         }
+    }
+}
+
+/// Runs the chain with an access that commutes.
+fn count_commuting(engine: &Engine) {
+    let variable = engine.var(0u64);
+    for number in 0..WARM_UP + COUNTED {
+        let round = Round::begin(engine, number);
+        for _ in 0..OPERATIONS {
+            engine.op("chain").push(variable.commute(), |value| _ = black_box(value)).expect("push");
+        }
+        round.end(OPERATIONS, &format!("{TYPED}{COMMUTING}"));
     }
 }
 
@@ -313,7 +328,7 @@ fn count() -> Result<Counts, String> {
         }
     }
     _ = fs::remove_dir_all(&folder);
-    if !output.status.success() || dumps != (2 * (2 * Workload::ALL.len() + PASSING.len()) + 1) * COUNTED {
+    if !output.status.success() || dumps != (2 * (2 * Workload::ALL.len() + PASSING.len() + 1) + 1) * COUNTED {
         let error = String::from_utf8_lossy(&output.stderr);
         return Err(format!("valgrind ended with {}, after {dumps} dumps: {}", output.status, error.trim()));
     }

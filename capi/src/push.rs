@@ -84,6 +84,10 @@ pub struct raddle_op {
     /// The nanoseconds from now after which it fails unless it has started; 0: no deadline. Negative: it has passed.
     /// The failure comes in its turn, behind the operations before it.
     pub deadline_ns: i64,
+    /// The tokens that it mutates in no particular order among its neighbours that do the same.
+    pub commutes: *const raddle_token,
+    /// How many there are.
+    pub commute_count: usize,
 }
 
 const KNOWN: u32 = 63;
@@ -195,10 +199,16 @@ impl<'o> Described<'o> {
         // SAFETY: (1).
         let overwrites = unsafe { raddle_token::each(op.overwrites, op.overwrite_count) }?;
         let has_options = op.priority != 0 || op.deadline_ns != 0 || op.flags & !(raddle_flags::Async as u32) != 0;
-        if has_options || !op.group.address.is_null() || !overwrites.is_empty() {
+        if has_options || !op.group.address.is_null() || !overwrites.is_empty() || op.commute_count > 0 {
+            // SAFETY: (1).
+            let commutes = unsafe { raddle_token::each(op.commutes, op.commute_count) }?;
             // SAFETY: (1).
             let builder = unsafe { described(op, engine, name) }?;
-            return Ok(push(builder.reads(reads).writes(writes).overwrites(overwrites), job)?);
+            let mut builder = builder.reads(reads).writes(writes).overwrites(overwrites);
+            if !commutes.is_empty() {
+                builder = builder.commutes(commutes);
+            }
+            return Ok(push(builder, job)?);
         }
         // The shortest way: of a builder that may have options, there are copies in memory.
         // SAFETY: (1).

@@ -63,6 +63,26 @@ fn free(mut engine: raddle_engine) {
     assert!(engine.address.is_null());
 }
 
+#[test]
+fn operations_commute_on_tokens() {
+    let (engine, sum) = (engine(), AtomicU64::new(0));
+    let tokens = [token(engine), token(engine)];
+    let commuting = raddle_op { commutes: tokens.as_ptr(), commute_count: 2, ..op(add, data(&sum), &[]) };
+    (0..10).for_each(|_| assert_eq!(push(engine, &commuting), raddle_status::Ok));
+    assert_eq!(wait(engine, tokens[1]), raddle_status::Ok);
+    assert_eq!(sum.load(Relaxed), 10);
+
+    let mut operator = zeroed();
+    assert_eq!(unsafe { raddle_operator_new(engine, &raw const commuting, &raw mut operator) }, raddle_status::Ok);
+    (0..10).for_each(|_| assert_eq!(unsafe { raddle_operator_push(operator, null_mut(), None) }, raddle_status::Ok));
+    assert_eq!(unsafe { raddle_operator_free(&raw mut operator) }, raddle_status::Ok);
+    assert_eq!(wait(engine, tokens[0]), raddle_status::Ok);
+    assert_eq!((sum.load(Relaxed), unsafe { raddle_token_version(tokens[0]) }), (20, 20));
+
+    let nowhere = raddle_op { commutes: null(), ..commuting };
+    assert_eq!(push(engine, &nowhere), raddle_status::Invalid);
+}
+
 /// Adds 1 to the `AtomicU64` at `data`, or what the operator's push has passed.
 unsafe extern "C" fn add(data: *mut c_void, context: *mut raddle_context) -> i32 {
     let argument = unsafe { raddle_context_argument(context) }.cast::<u64>();

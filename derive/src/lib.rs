@@ -114,6 +114,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
             type Guards = #guards<#(#args),*>;
             type Captured = (#(<#types as ::raddle::access::ScopedAccesses>::Captured,)*);
             const REFERS: bool = false #(|| <#types as ::raddle::access::ScopedAccesses>::REFERS)*;
+            const COMMUTES: bool = false #(|| <#types as ::raddle::access::ScopedAccesses>::COMMUTES)*;
             const KIND: ::raddle::__derive::Kind =
                 ::raddle::__derive::Kind::Function #(.and(<#types as ::raddle::access::ScopedAccesses>::KIND))*;
 

@@ -7,7 +7,7 @@ use super::{
     guards::{ReadGuard, WriteGuard},
     op_context::OpContext,
     token::Token,
-    var::{Read, Var, Write},
+    var::{Commute, Read, Var, Write},
 };
 use crate::{
     device::stream::GpuStream,
@@ -18,11 +18,12 @@ use crate::{
     tracker::Mode,
 };
 
-/// The accesses that an operation declares in its push method: [`Read`], [`Write`], [`ReadPart`](crate::ReadPart),
-/// [`WritePart`](crate::WritePart), [`Cx`], [`OnStream`], [`Completes`](crate::access::Completes), tuples of up to twelve
-/// of them, arrays, `Vec`s, slices (`&[_]`) and `Option`s of them, and any nesting of these. The operation's function
-/// receives references in the same shape: an array for an array, and a `Vec` for a `Vec` or a slice. For a `None`, the
-/// operation names no variable and the function receives `None`. An operation without typed accesses declares `()`.
+/// The accesses that an operation declares in its push method: [`Read`], [`Write`], [`Commute`],
+/// [`ReadPart`](crate::ReadPart), [`WritePart`](crate::WritePart), [`Cx`], [`OnStream`],
+/// [`Completes`](crate::access::Completes), tuples of up to twelve of them, arrays, `Vec`s, slices (`&[_]`) and
+/// `Option`s of them, and any nesting of these. The operation's function receives references in the same shape: an
+/// array for an array, and a `Vec` for a `Vec` or a slice. For a `None`, the operation names no variable and the
+/// function receives `None`. An operation without typed accesses declares `()`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -66,12 +67,12 @@ use crate::{
 /// The trait is sealed: only the types above implement it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not declare what an operation reads and mutates",
-    label = "not a declaration: of a variable, pass `.read()`, `.write()` or `.overwrite()`",
-    note = "declare a variable, or a part of an array: `.read()`, `.write()` or `.overwrite()`; declare the operation's context: `raddle::cx()`",
+    label = "not a declaration: of a variable, pass `.read()`, `.write()`, `.overwrite()` or `.commute()`",
+    note = "declare a variable, or a part of an array: `.read()`, `.write()`, `.overwrite()` or `.commute()`; declare the operation's context: `raddle::cx()`",
     note = "declare what else the function receives: `raddle::stream()`, `raddle::completion()`",
     note = "a tuple has at most twelve elements: nest tuples beyond twelve",
     note = "pass an iterator of declarations through `raddle::each`",
-    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `ReadPart`, a `WritePart`, a `Cx`, an `OnStream`, a `Completes`, or a tuple, an array, an `Option` or a struct of those"
+    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Commute`, a `ReadPart`, a `WritePart`, a `Cx`, an `OnStream`, a `Completes`, or a tuple, an array, an `Option` or a struct of those"
 )]
 pub trait Accesses: ScopedAccesses<Captured: 'static> {}
 
@@ -84,17 +85,17 @@ impl<A: ScopedAccesses<Captured: 'static>> Accesses for A {}
 /// The trait is sealed, and its items are private to this crate.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not declare what an operation reads and mutates",
-    label = "not a declaration: of a variable, pass `.read()`, `.write()` or `.overwrite()`",
-    note = "declare a variable, or a part of an array: `.read()`, `.write()` or `.overwrite()`; declare the operation's context: `raddle::cx()`",
+    label = "not a declaration: of a variable, pass `.read()`, `.write()`, `.overwrite()` or `.commute()`",
+    note = "declare a variable, or a part of an array: `.read()`, `.write()`, `.overwrite()` or `.commute()`; declare the operation's context: `raddle::cx()`",
     note = "declare what else the function receives: `raddle::stream()`, `raddle::completion()`",
     note = "a tuple has at most twelve elements: nest tuples beyond twelve",
     note = "pass an iterator of declarations through `raddle::each`",
-    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `ReadPart`, a `WritePart`, a `Cx`, an `OnStream`, a `Completes`, or a tuple, an array, an `Option` or a struct of those"
+    note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Commute`, a `ReadPart`, a `WritePart`, a `Cx`, an `OnStream`, a `Completes`, or a tuple, an array, an `Option` or a struct of those"
 )]
 pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
     /// The guards that [`Engine::acquire`](crate::Engine::acquire) resolves to and that functions passed to
     /// [`OpBuilder::push_future`](crate::OpBuilder::push_future) receive: a [`ReadGuard`] for a [`Read`], a
-    /// [`WriteGuard`] for a [`Write`], and a [`FutureContext`] for a [`Cx`].
+    /// [`WriteGuard`] for a [`Write`] or [`Commute`], and a [`FutureContext`] for a [`Cx`].
     type Guards: Send + 'static;
     /// The pointers that the operation stores until it runs.
     #[doc(hidden)]
@@ -102,6 +103,10 @@ pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
     /// Whether the function receives references to values, which must not outlive the operation.
     #[doc(hidden)]
     const REFERS: bool;
+
+    /// Whether the operation may commute on a variable, so that its push takes additional steps.
+    #[doc(hidden)]
+    const COMMUTES: bool = false;
 
     /// The kind of operation that declares these accesses.
     #[doc(hidden)]
@@ -366,6 +371,52 @@ impl<T: Send + 'static> ScopedAccesses for Write<'_, T> {
     }
 }
 
+impl<T> Commute<'_, T> {
+    #[inline(always)]
+    fn entry(&self) -> Entry {
+        Entry { cell: self.0.ptr(), mode: Mode::Commute, refs: spec::RefKind::Exclusive }
+    }
+}
+
+impl<T> sealed::Sealed for Commute<'_, T> {}
+impl<'a, T> AccessRefs<'a, &'a Self> for Commute<'_, T> {
+    type Refs = &'a mut T;
+}
+impl<T: Send + 'static> ScopedAccesses for Commute<'_, T> {
+    type Guards = WriteGuard<T>;
+    type Captured = Captured<T>;
+    const REFERS: bool = true;
+    const COMMUTES: bool = true;
+    const COUNT: Option<usize> = Some(1);
+
+    #[inline(always)]
+    fn declare(&self, list: &mut sealed::List<'_>) {
+        list.0.push(self.entry());
+    }
+
+    #[inline(always)]
+    fn at(&self, _: usize) -> Option<sealed::Declared> {
+        Some(sealed::Declared(self.entry()))
+    }
+
+    fn capture(&self) -> Captured<T> {
+        Captured(self.0.ptr(), PhantomData)
+    }
+
+    unsafe fn refs<'a>(captured: &Captured<T>, cx: &'a OpContext<'a>) -> &'a mut T
+    where
+        Self: 'a,
+    {
+        // SAFETY: (1): the operation holds the variable, and has its turn, so no other operation uses the value; (2).
+        unsafe { Write::<T>::refs(captured, cx) }
+    }
+
+    unsafe fn guards(captured: &Captured<T>, share: &sealed::Share) -> WriteGuard<T> {
+        // SAFETY: (1): the operation holds the variable, and has its turn, so no other operation uses the value; (2).
+        unsafe { Write::<T>::guards(captured, share) }
+    }
+}
+
 impl<A: ScopedAccesses> sealed::Sealed for Vec<A> {}
 impl<'a, A: AccessRefs<'a>> AccessRefs<'a, &'a Self> for Vec<A> {
     type Refs = Vec<A::Refs>;
@@ -374,6 +425,7 @@ impl<A: ScopedAccesses> ScopedAccesses for Vec<A> {
     type Guards = Vec<A::Guards>;
     type Captured = Box<[A::Captured]>;
     const REFERS: bool = A::REFERS;
+    const COMMUTES: bool = A::COMMUTES;
     const KIND: sealed::Kind = A::KIND.repeated();
 
     #[inline]
@@ -428,6 +480,7 @@ impl<A: ScopedAccesses> ScopedAccesses for &[A] {
     type Guards = Vec<A::Guards>;
     type Captured = Box<[A::Captured]>;
     const REFERS: bool = A::REFERS;
+    const COMMUTES: bool = A::COMMUTES;
     const KIND: sealed::Kind = A::KIND.repeated();
 
     #[inline]
@@ -461,6 +514,7 @@ impl<A: ScopedAccesses, const N: usize> ScopedAccesses for [A; N] {
     type Guards = [A::Guards; N];
     type Captured = [A::Captured; N];
     const REFERS: bool = A::REFERS;
+    const COMMUTES: bool = A::COMMUTES;
     const KIND: sealed::Kind = A::KIND.repeated();
     const COUNT: Option<usize> = match A::COUNT {
         Some(count) => Some(count * N),
@@ -504,6 +558,7 @@ impl<A: ScopedAccesses> ScopedAccesses for Option<A> {
     type Guards = Option<A::Guards>;
     type Captured = Option<A::Captured>;
     const REFERS: bool = A::REFERS;
+    const COMMUTES: bool = A::COMMUTES;
     const KIND: sealed::Kind = A::KIND.repeated();
 
     #[inline]
@@ -748,6 +803,7 @@ macro_rules! tuples {
             type Guards = ($($name::Guards,)*);
             type Captured = ($($name::Captured,)*);
             const REFERS: bool = $($name::REFERS)||*;
+            const COMMUTES: bool = $($name::COMMUTES)||*;
             const KIND: sealed::Kind = sealed::Kind::Function$(.and($name::KIND))*;
             const COUNT: Option<usize> = sum(&[$($name::COUNT),*]);
 

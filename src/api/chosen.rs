@@ -13,16 +13,16 @@ use crate::{
     tracker::Mode,
 };
 
-/// How an operator uses the variables that are chosen at each of its pushes: [`read`], [`write()`] and [`overwrite`]
-/// for a variable with a value, [`reads`], [`writes`] and [`overwrites`] for a token, and tuples of up to twelve and
-/// arrays of these.
+/// How an operator uses the variables that are chosen at each of its pushes: [`read`], [`write()`], [`overwrite`] and
+/// [`commute`] for a variable with a value, [`reads`], [`writes`], [`overwrites`] and [`commutes`] for a token, and
+/// tuples of up to twelve and arrays of these.
 ///
 /// The trait is sealed: only the types above implement it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not declare how chosen variables are used",
     label = "not a declaration of chosen variables",
-    note = "use `raddle::chosen::read()`, `write()` and `overwrite()` for variables with values",
-    note = "use `raddle::chosen::reads()`, `writes()` and `overwrites()` for tokens",
+    note = "use `raddle::chosen::read()`, `write()`, `overwrite()` and `commute()` for variables with values",
+    note = "use `raddle::chosen::reads()`, `writes()`, `overwrites()` and `commutes()` for tokens",
     note = "variables that are the same at each push belong to the accesses, behind the choice"
 )]
 pub trait Chosen: private::SealedChosen {
@@ -35,6 +35,9 @@ pub trait Chosen: private::SealedChosen {
     type Captured: Send + Sync + 'static;
     #[doc(hidden)]
     fn accesses<'v>(&self, variables: Self::Variables<'v>) -> Self::Accesses<'v>;
+    /// Whether a run commutes on one of the variables.
+    #[doc(hidden)]
+    fn commutes(&self) -> bool;
     /// Returns what a push names, made of the next variables that `next` returns, each a [`Var`] or a [`Token`].
     /// Returns `None` if their types do not fit or if there are too few.
     #[doc(hidden)]
@@ -48,10 +51,10 @@ mod private {
 /// The declaration of a variable that an operator reads, returned by [`read`].
 pub struct ChosenRead<T>(PhantomData<fn(T) -> T>);
 
-/// The declaration of a variable that an operator mutates, returned by [`write()`] and [`overwrite`].
+/// The declaration of a variable that an operator mutates, returned by [`write()`], [`overwrite`] and [`commute`].
 pub struct ChosenWrite<T>(Mode, PhantomData<fn(T) -> T>);
 
-/// The declaration of a token, returned by [`reads`], [`writes`] and [`overwrites`].
+/// The declaration of a token, returned by [`reads`], [`writes`], [`overwrites`] and [`commutes`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a declaration does nothing unless it is passed to an operator"]
 pub struct ChosenToken(Mode);
@@ -119,6 +122,31 @@ pub fn overwrite<T: Send + 'static>() -> ChosenWrite<T> {
     ChosenWrite(Mode::Overwrite, PhantomData)
 }
 
+/// Declares a variable, chosen at each push, whose value an operator mutates in no particular order among its
+/// neighbours that declare the same, as with [`Var::commute`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(2).build()?;
+/// use raddle::chosen;
+///
+/// let nodes = [0, 0, 0].map(|load| engine.var(load));
+/// let ends = (chosen::commute::<u64>(), chosen::commute::<u64>());
+/// let load = engine.op("load").operator_on(ends, (), |(from, to), (), by: u64| {
+///     *from += by;
+///     *to += by;
+/// })?;
+/// load.push_on((&nodes[0], &nodes[1]), 3)?;
+/// load.push_on((&nodes[1], &nodes[2]), 5)?;
+/// assert_eq!(engine.get(&nodes[1])?, 8);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a declaration does nothing unless it is passed to an operator"]
+pub fn commute<T: Send + 'static>() -> ChosenWrite<T> {
+    ChosenWrite(Mode::Commute, PhantomData)
+}
+
 /// Declares a token, chosen at each push, that an operator reads. The operator's function receives `()` for it.
 ///
 /// ```
@@ -182,6 +210,27 @@ pub fn overwrites() -> ChosenToken {
     ChosenToken(Mode::Overwrite)
 }
 
+/// Declares a token, chosen at each push, that an operator mutates in no particular order among its neighbours that
+/// declare the same, as with [`OpBuilder::commutes`](crate::OpBuilder::commutes).
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(2).build()?;
+/// use raddle::chosen;
+///
+/// let disk = engine.token();
+/// let append = engine.op("append").operator_on(chosen::commutes(), (), |(), (), line: &str| println!("{line}"))?;
+/// append.push_on(&disk, "one")?;
+/// append.push_on(&disk, "two")?;
+/// engine.wait_for_var(&disk)?;
+/// assert_eq!(disk.version(), 2);
+/// # Ok(())
+/// # }
+/// ```
+pub fn commutes() -> ChosenToken {
+    ChosenToken(Mode::Commute)
+}
+
 impl<T> Clone for ChosenRead<T> {
     fn clone(&self) -> Self {
         *self
@@ -222,6 +271,10 @@ impl<T: Send + Sync + 'static> Chosen for ChosenRead<T> {
     fn accesses<'v>(&self, variable: Self::Variables<'v>) -> Self::Accesses<'v> {
         variable.read()
     }
+
+    fn commutes(&self) -> bool {
+        false
+    }
 }
 
 impl<T: Send + 'static> private::SealedChosen for ChosenWrite<T> {}
@@ -238,6 +291,10 @@ impl<T: Send + 'static> Chosen for ChosenWrite<T> {
     fn accesses<'v>(&self, variable: Self::Variables<'v>) -> Self::Accesses<'v> {
         var::Write { var: variable, mode: self.0 }
     }
+
+    fn commutes(&self) -> bool {
+        self.0 == Mode::Commute
+    }
 }
 
 impl private::SealedChosen for ChosenToken {}
@@ -253,6 +310,10 @@ impl Chosen for ChosenToken {
     #[inline(always)]
     fn accesses<'v>(&self, token: Self::Variables<'v>) -> Self::Accesses<'v> {
         TokenAccess(token, self.0)
+    }
+
+    fn commutes(&self) -> bool {
+        self.0 == Mode::Commute
     }
 }
 
@@ -275,6 +336,10 @@ impl<C: Chosen, const N: usize> Chosen for [C; N] {
             choice.accesses(variable)
         })
     }
+
+    fn commutes(&self) -> bool {
+        self.iter().any(C::commutes)
+    }
 }
 
 macro_rules! tuples {
@@ -292,6 +357,10 @@ macro_rules! tuples {
             #[inline(always)]
             fn accesses<'v>(&self, variables: Self::Variables<'v>) -> Self::Accesses<'v> {
                 ($(self.$index.accesses(variables.$index),)*)
+            }
+
+            fn commutes(&self) -> bool {
+                $(self.$index.commutes())||*
             }
         }
     };

@@ -17,7 +17,7 @@ use crate::{
     api::{
         accesses::{
             Accesses, LentStream, Refs, ScopedAccesses,
-            sealed::{Kind, List},
+            sealed::{Declared, Kind, List},
             stream,
         },
         chosen::{Both, Chosen},
@@ -566,6 +566,27 @@ impl<'e, S> OpBuilder<'e, S> {
     #[inline]
     pub fn overwrites<T: AsRef<Token> + 'e>(self, variables: impl IntoIterator<Item = &'e T>) -> Self {
         self.declare(variables, Mode::Overwrite)
+    }
+
+    /// Declares variables that the operation mutates, in no particular order among its neighbours that declare the
+    /// same; see [`Var::commute`](crate::Var::commute).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(2).build()?;
+    /// let disk = engine.token();
+    /// for _ in 0..4 {
+    ///     engine.op("append").commutes([&disk]).push((), |()| {})?;
+    /// }
+    /// engine.wait_for_var(&disk)?;
+    /// assert_eq!(disk.version(), 4);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn commutes<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>) -> Self {
+        self.is_bare = false;
+        self.declare(variables, Mode::Commute)
     }
 
     #[inline]
@@ -1740,6 +1761,9 @@ impl<'e> OpBuilder<'e> {
         if const { !A::KIND.is(Kind::Function) } {
             return self.enqueue(location, accesses, const { flags_of(A::KIND) }, make);
         }
+        if const { A::COMMUTES } {
+            return self.enqueue_commuting(location, accesses, make);
+        }
         self.enqueue_shortly(location, accesses, make)
     }
 
@@ -1751,6 +1775,9 @@ impl<'e> OpBuilder<'e> {
         accesses: &A,
         make: impl FnOnce(&Spec, &'static Location<'static>) -> J,
     ) -> Result<(), PushError> {
+        if const { A::COMMUTES } {
+            self.is_bare = false;
+        }
         if const { is_counted::<A>() } && self.is_bare && self.owned.entries.is_empty() {
             let job = make(&self.owned.spec, location);
             let (core, name) = self.into_bare();
@@ -1763,6 +1790,24 @@ impl<'e> OpBuilder<'e> {
             return push::push_short::<false, _>(core, name, location, entries, job);
         }
         self.enqueue(location, &(), const { if J::ASYNC { flag::ASYNC } else { 0 } }, make)
+    }
+
+    /// [`enqueue_shortly`](Self::enqueue_shortly) for an operation that commutes: only with one access, it goes a shorter
+    /// way.
+    #[inline(always)]
+    fn enqueue_commuting<A: ScopedAccesses, J: Job>(
+        self,
+        location: &'static Location<'static>,
+        accesses: &A,
+        make: impl FnOnce(&Spec, &'static Location<'static>) -> J,
+    ) -> Result<(), PushError> {
+        let sole = if A::COUNT == Some(1) { accesses.at(0) } else { None };
+        let Some(Declared(entry)) = sole.filter(|_| self.is_bare && self.owned.entries.is_empty()) else {
+            return self.enqueue_shortly(location, accesses, make);
+        };
+        let job = make(&self.owned.spec, location);
+        let (core, name) = self.into_bare();
+        push::push_sole::<true, _>(core, name, location, entry, job)
     }
 
     /// Whether [`push_short`](push::push_short) may push the operation, whose accesses have been declared.
@@ -1941,7 +1986,7 @@ pub(super) fn push_counted<A: ScopedAccesses, J: Job>(
     if const { matches!(A::COUNT, Some(0)) } {
         push::push_free(core, name, location, job)
     } else if const { matches!(A::COUNT, Some(1)) } {
-        push::push_sole(core, name, location, at(0), job)
+        push::push_sole::<false, _>(core, name, location, at(0), job)
     } else if const { matches!(A::COUNT, Some(2)) } {
         push::push_several(core, name, location, &[at(0), at(1)], job)
     } else if const { matches!(A::COUNT, Some(3)) } {

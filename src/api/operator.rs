@@ -73,6 +73,10 @@ pub(super) mod sealed {
         type State: Send + Sync + 'static;
         /// The number of variables that are chosen at each push.
         const CHOSEN: Option<usize>;
+        /// Whether runs commute on a chosen variable.
+        fn commutes(_state: &Self::State) -> bool {
+            false
+        }
         /// Whether a push would now need no room, since it adds no operation.
         fn needs_no_room(_state: &Self::State) -> bool {
             false
@@ -263,6 +267,10 @@ impl<C: Chosen, T: Send + 'static> sealed::Parameters for On<C, T> {
     const CHOSEN: Option<usize> = <C::Accesses<'static> as ScopedAccesses>::COUNT;
     type Argument = T;
     type Closer = ();
+
+    fn commutes(choice: &C) -> bool {
+        choice.commutes()
+    }
 
     fn closer(_: &Self::Given) {}
 
@@ -959,7 +967,9 @@ impl<P: Parameters> Operator<P> {
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
         let logged = core.log().map(|_| OnceLock::new());
-        let is_short = P::CHOSEN.is_some_and(|chosen| (1..=MOST_SHORT).contains(&(entries.len() + chosen)));
+        let commutes = P::commutes(&state) || entries.iter().any(|entry| entry.mode == Mode::Commute);
+        let is_short =
+            !commutes && P::CHOSEN.is_some_and(|chosen| (1..=MOST_SHORT).contains(&(entries.len() + chosen)));
         let short_name = if is_short && spec.is_bare() { spec.name.as_static() } else { None };
         let bare_name = short_name.filter(|_| logged.is_none());
         let inner = Box::new(Inner {

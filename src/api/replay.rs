@@ -8,7 +8,7 @@
 //! | the earlier access is | so the later item |
 //! |---|---|
 //! | the item's own | is pushed after the earlier item |
-//! | one from inside | is pushed after all that the earlier item has led to is done |
+//! | one from inside, or both commute | is pushed after all that the earlier item has led to is done |
 //!
 //! Any order of the items that agrees with this leads to the same values. There is one unless pushes from inside came
 //! between each other in a way that only a new race could repeat.
@@ -219,8 +219,8 @@ impl<'e> Replay<'e> {
     }
 
     /// Pushes the operations, and returns how many they are. It waits only where the log says that an operation from
-    /// outside came behind what another operation had pushed. The failures of the operations are reported as those of
-    /// any other.
+    /// outside came behind what another operation had pushed, and between operations that commute on a variable. The
+    /// failures of the operations are reported as those of any other.
     ///
     /// # Errors
     /// Returns why the log cannot be replayed. Nothing has been pushed then, except if the error is
@@ -274,6 +274,7 @@ impl<'e> Replay<'e> {
         };
         let op = self.engine.op(entry.name().to_owned()).reads(of_mode(AccessMode::Read));
         let op = op.writes(of_mode(AccessMode::Write)).overwrites(of_mode(AccessMode::Overwrite));
+        let op = op.commutes(of_mode(AccessMode::Commute));
         op.try_push((), |()| Err("the operation was skipped or cancelled when it was logged".into()))
     }
 
@@ -372,6 +373,7 @@ struct Item {
 struct ItemAccess {
     place: u64,
     is_write: bool,
+    commutes: bool,
     is_from_inside: bool,
     item: usize,
 }
@@ -428,8 +430,9 @@ impl ReplayPlan {
             let Some(item) = root_of(at).filter(|&root| plan.items[root].is_kept) else { continue };
             for access in entry.accesses().iter().filter(|access| used.contains(&access.variable)) {
                 let (place, is_write) = (access.place, access.mode.is_write());
+                let (commutes, is_from_inside) = (access.mode == AccessMode::Commute, entry.is_from_inside());
                 let access_of = accesses.entry(access.variable).or_default();
-                access_of.push(ItemAccess { place, is_write, is_from_inside: entry.is_from_inside(), item });
+                access_of.push(ItemAccess { place, is_write, commutes, is_from_inside, item });
             }
         }
         for (variable, accesses) in &mut accesses {
@@ -468,7 +471,8 @@ impl ReplayPlan {
         let next = self.items[before.item].later.replace(self.later.len());
         self.later.push((one.item, next));
         self.items[one.item].earlier += 1;
-        if before.is_from_inside {
+        // Operations that commute run in the order of the log, not in that of their pushes.
+        if before.is_from_inside || before.commutes && one.commutes {
             self.items[one.item].after_all_of.push(before.item);
         }
     }

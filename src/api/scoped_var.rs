@@ -136,6 +136,26 @@ impl<'scope, T: ?Sized> ScopedVar<'scope, T> {
     pub fn overwrite(&self) -> ScopedWrite<'scope, T> {
         ScopedWrite { var: *self, mode: Mode::Overwrite }
     }
+
+    /// Declares that an operation mutates the value, in no particular order among its neighbours that declare the same;
+    /// see [`Var::commute`](crate::Var::commute).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(2).build()?;
+    /// let mut total = 0;
+    /// engine.try_scope(|s| {
+    ///     let total = s.lend(&mut total);
+    ///     (1..=4).try_for_each(|by| s.op("add").push(total.commute(), move |total| *total += by))?;
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(total, 10);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn commute(&self) -> ScopedWrite<'scope, T> {
+        ScopedWrite { var: *self, mode: Mode::Commute }
+    }
 }
 
 /// A declaration that an operation reads a scope's variable, returned by [`ScopedVar::read`].
@@ -150,8 +170,8 @@ impl<T: ?Sized> Clone for ScopedRead<'_, T> {
 }
 impl<T: ?Sized> Copy for ScopedRead<'_, T> {}
 
-/// A declaration that an operation mutates a scope's variable, returned by [`ScopedVar::write`] and
-/// [`ScopedVar::overwrite`].
+/// A declaration that an operation mutates a scope's variable, returned by [`ScopedVar::write`],
+/// [`ScopedVar::overwrite`] and [`ScopedVar::commute`].
 #[derive(Debug)]
 #[must_use = "a declaration does nothing unless it is passed to an operation"]
 pub struct ScopedWrite<'scope, T: ?Sized> {

@@ -290,6 +290,33 @@ impl<T: Send + 'static> Var<T> {
     pub fn overwrite(&self) -> Write<'_, T> {
         Write { var: self, mode: Mode::Overwrite }
     }
+
+    /// Declares that an operation mutates the value, and that it does not matter in which order it and its neighbours
+    /// that declare the same do so. As with [`write`](Self::write), the operation's function receives `&mut T`, and no
+    /// other operation uses the value while this one runs.
+    ///
+    /// Consecutive operations that commute on a variable run in any order, each as soon as all its variables are free.
+    /// Before and after them, reads and writes are in push order, as around a single mutation. See the
+    /// [guide](crate::guide::commuting).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(2).build()?;
+    /// let (left, right) = (engine.var(0), engine.var(0));
+    /// for by in 1..=4 {
+    ///     engine.op("left").push(left.commute(), move |left| *left += by)?;
+    ///     engine.op("both").push((left.commute(), right.commute()), move |(left, right)| {
+    ///         *left += by;
+    ///         *right += by;
+    ///     })?;
+    /// }
+    /// assert_eq!((engine.get(&left)?, engine.get(&right)?), (20, 10));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn commute(&self) -> Commute<'_, T> {
+        Commute(self)
+    }
 }
 
 /// A declaration that an operation reads a variable, returned by [`Var::read`].
@@ -315,6 +342,22 @@ impl<T> Clone for Read<'_, T> {
     }
 }
 impl<T> Copy for Read<'_, T> {}
+
+/// A declaration that an operation commutes on a variable, returned by [`Var::commute`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = raddle::Engine::builder().workers(1).build()?;
+/// let sums: Vec<_> = (0..4).map(|_| engine.var(0)).collect();
+/// let sums_of_all: Vec<_> = sums.iter().map(|sum| sum.commute()).collect(); // any number of them
+/// engine.op("add").push(sums_of_all, |sums| sums.into_iter().for_each(|sum| *sum += 2))?;
+/// assert_eq!(engine.get(&sums[3])?, 2);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "a declaration does nothing unless it is passed to an operation or to `acquire`"]
+pub struct Commute<'v, T>(pub(super) &'v Var<T>);
 
 /// A declaration that an operation mutates a variable, returned by [`Var::write`] and [`Var::overwrite`].
 ///

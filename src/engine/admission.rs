@@ -1,9 +1,13 @@
-//! Operations that need units: when they become ready, they take all their units or wait for them, and they give them
-//! back when they are complete.
+//! Operations that commute on variables or need units: when they become ready, they take their [turns](turn), and then
+//! all their units, or wait for them. They leave their turns when they complete, and then give their units back.
+//!
+//! An operation that waits for units may have turns, and none that waits for turns has units. So those that have units
+//! run, whatever turns others wait for.
 //!
 //! [`admit`] is where ready operations are dispatched: it passes on an operation that needs no units, has them, or will
-//! not run in any case. Any other operation waits in a [pool](crate::notify::stock) until [`resume`] dispatches it
-//! again. An operation leaves its queue without units if it is cancelled: through its handle, which calls what
+//! not run in any case. An operation that lacks a turn waits there until another one leaves it, and is then dispatched
+//! again. It waits even if it is cancelled meanwhile. Any other operation waits in a [pool](crate::notify::stock) until
+//! [`resume`] dispatches it again. An operation leaves its queue without units if it is cancelled: through its handle, which calls what
 //! [`admit`] has registered there, or with its group or its engine, by [`Core::withdraw_cancelled`]. The poll of a
 //! future that is asked to stop leaves in the same way, by [`Core::withdraw`]. If an operation's deadline passes, it
 //! fails when it is admitted.
@@ -22,6 +26,7 @@ use crate::{
     notify::{
         oneshot::Oneshot,
         stock::{Admission, LeftQueue, Need},
+        turn,
     },
     op::{
         frame,
@@ -38,10 +43,40 @@ use crate::{
 /// The band of functions that are to have back units of bounds: above all operations.
 const RETURNING: u8 = u8::MAX;
 
-/// Returns a ready operation that may be dispatched, or lets it wait for its units.
+/// Returns a ready operation that may be dispatched, or lets it wait for its turns and units. If it waits, and others
+/// have all their turns as a consequence, calls `dispatch` with these.
 #[inline]
-pub(crate) fn admit(core: &Arc<Core>, op: OpRef<Task>) -> Option<OpRef<Task>> {
+pub(crate) fn admit(
+    core: &Arc<Core>,
+    op: OpRef<Task>,
+    dispatch: impl FnOnce(&mut ReadyList<Task>),
+) -> Option<OpRef<Task>> {
+    if op.task().has(flag::LIMITED | flag::COMMUTES) { admit_specially(core, op, dispatch) } else { Some(op) }
+}
+
+#[inline(never)]
+fn admit_specially(
+    core: &Arc<Core>,
+    op: OpRef<Task>,
+    dispatch: impl FnOnce(&mut ReadyList<Task>),
+) -> Option<OpRef<Task>> {
+    let mut others = ReadyList::default();
+    let takes_turns = op.task().lacks_turns() && !core.is_forked();
+    let admitted = if takes_turns { turn::take_turns(op, &mut others) } else { Some(op) };
+    debug_assert!(admitted.is_none() || others.is_empty(), "an operation has its turns, and has left some");
+    if !others.is_empty() {
+        dispatch(&mut others);
+    }
+    let op = admitted?;
     if op.task().has(flag::LIMITED) { admit_limited(core, op) } else { Some(op) }
+}
+
+/// Leaves the turns of an operation that is about to complete. Adds to `ready` the operations that have theirs now.
+#[inline]
+pub(super) fn leave_turns(op: &Op<Task>, ready: &mut ReadyList<Task>) {
+    if op.task().commutes().is_some() {
+        turn::leave_turns(op, ready);
+    }
 }
 
 #[inline(never)]

@@ -55,28 +55,35 @@ impl Core {
     #[inline]
     pub(crate) fn dispatch(self: &Arc<Self>, op: OpRef<Task>) {
         let flags = op.task().flags;
-        let special = flag::INLINE | flag::EAGER | flag::REPORTS | flag::RECORDED;
+        let special = flag::INLINE | flag::EAGER | flag::REPORTS | flag::COMMUTES | flag::RECORDED;
         // A closed engine accepts only its own operations, and its threads may have ended.
         let closed = flags & flag::INTERNAL != 0 && self.is_closed();
         if flags & special != 0 || closed || self.kind == EngineKind::Naive {
             dispatch_specially(self, op);
         } else {
-            schedule_with(self, op, |op| worker_thread::schedule(self, op));
+            self.schedule_with(op, |op| worker_thread::schedule(self, op));
         }
     }
 
     /// Schedules an operation that the shuffler has drawn or that is not shuffled.
     pub(super) fn schedule_drawn(self: &Arc<Self>, op: OpRef<Task>) {
-        schedule_with(self, op, |op| worker_thread::schedule(self, op));
+        self.schedule_with(op, |op| worker_thread::schedule(self, op));
     }
 
     /// Records that an operation has become ready, if its events are recorded, and schedules it on its lane, unless it
     /// has to wait for units.
     #[inline(never)]
     pub(crate) fn record_and_schedule(self: &Arc<Self>, op: OpRef<Task>) {
-        let Some(op) = admission::admit(self, op) else { return };
+        let Some(op) = self.admit(op) else { return };
         record::ready(self, &op);
         schedule(self, op);
+    }
+
+    /// [`admission::admit`] outside ready loops, or inside a function.
+    #[inline]
+    pub(crate) fn admit(self: &Arc<Self>, op: OpRef<Task>) -> Option<OpRef<Task>> {
+        // Not left to a loop around the calling function, which may wait for something that depends on them.
+        admission::admit(self, op, |others| self.dispatch_ready(others, Epilogue::Nothing))
     }
 
     // ------------------------------------------------------------------------------------ after a completion ----
@@ -102,13 +109,19 @@ impl Core {
         schedule: impl Fn(OpRef<Task>),
     ) -> ReadyList<Task> {
         while let Some(op) = ready.pop() {
-            if op.task().has(flag::INLINE | flag::REPORTS | recording.unrecorded()) {
+            if op.task().has(flag::INLINE | flag::REPORTS | flag::COMMUTES | recording.unrecorded()) {
                 return schedule_rest(self, op, ready);
             }
             recording.ready(&op);
-            schedule_with(self, op, &schedule);
+            self.schedule_with(op, &schedule);
         }
         ReadyList::default()
+    }
+
+    /// Sends a ready operation to its lane, through `schedule` if the engine has no GPUs.
+    #[inline(always)]
+    pub(super) fn schedule_with(self: &Arc<Self>, op: OpRef<Task>, schedule: impl Fn(OpRef<Task>)) {
+        if self.gpus.is_empty() { schedule(op) } else { schedule_beside_gpus(self, op) }
     }
 
     /// Runs operations that must run on this thread, and counts out the operation that made them ready.
@@ -186,7 +199,7 @@ impl Core {
 /// Dispatches an operation that may have to run on this thread, must be claimed before it starts, or is recorded.
 #[inline(never)]
 fn dispatch_specially(core: &Arc<Core>, op: OpRef<Task>) {
-    let Some(op) = admission::admit(core, op) else { return };
+    let Some(op) = core.admit(op) else { return };
     if op.task().has(flag::INLINE | flag::EAGER) || !core.has_workers() {
         run_now(core, op);
     } else {
@@ -203,12 +216,6 @@ fn schedule(core: &Arc<Core>, op: OpRef<Task>) {
         in_place::publish(&op);
     }
     core.schedule_drawn(op);
-}
-
-/// Sends a ready operation to its lane, through `schedule` if the engine has no GPUs.
-#[inline(always)]
-fn schedule_with(core: &Arc<Core>, op: OpRef<Task>, schedule: impl Fn(OpRef<Task>)) {
-    if core.gpus.is_empty() { schedule(op) } else { schedule_beside_gpus(core, op) }
 }
 
 /// Sends a ready operation to its lane on an engine with GPUs, where a CPU operation may depend on commands that a
@@ -237,8 +244,8 @@ fn schedule_rest(core: &Arc<Core>, first: OpRef<Task>, ready: &mut ReadyList<Tas
     // Operations for other threads are scheduled first, since those that run here may take a long time.
     let (mut here, mut next) = (ReadyList::default(), Some(first));
     while let Some(op) = next {
-        if !op.task().has(flag::INLINE | flag::REPORTS | flag::RECORDED) {
-            schedule_with(core, op, |op| worker_thread::schedule(core, op));
+        if !op.task().has(flag::INLINE | flag::REPORTS | flag::COMMUTES | flag::RECORDED) {
+            core.schedule_with(op, |op| worker_thread::schedule(core, op));
         } else if op.task().has(flag::INLINE) {
             here.push(op);
         } else {
@@ -340,7 +347,12 @@ fn leave_operation(core: &Arc<Core>, ready_loop: &ReadyLoop, op: OpRef<Task>) {
     if core.has_workers() {
         return core.record_and_schedule(op);
     }
-    let Some(op) = admission::admit(core, op) else { return };
+    let leave = |others: &mut ReadyList<_>| {
+        while let Some(op) = others.pop() {
+            leave_operation(core, ready_loop, op);
+        }
+    };
+    let Some(op) = admission::admit(core, op, leave) else { return };
     if no_wait::in_device_function() {
         put_off(core, ready_loop, op);
     } else {

@@ -17,10 +17,11 @@
 //! A [bare](Spec::is_bare) operation, with or without a handle, goes a shorter way if it has at most [`MOST_SHORT`]
 //! accesses and the engine [has this way](ShortWay): [`push_short`], or one of the functions behind it if the type of
 //! the accesses determines their number. With one access or none, a single function, compiled for the job's type, takes
-//! all steps ([`push_sole`], [`push_free`]). With more, [`push_several`] leaves all steps to a function that moves jobs
-//! of any type ([`push_several_untyped`]). It is compiled for each of the most frequent numbers of accesses, and once
-//! for the others ([`Several`]). A ready operation is not dispatched but scheduled or, on an engine without workers,
-//! run ([`schedule_pushed`]), since neither it nor the engine is special. These functions leave everything unusual,
+//! all steps ([`push_sole`], [`push_free`]). Among operations that commute, only those with one access, of a type that
+//! says so, go this way. With more, [`push_several`] leaves all steps to a function that moves jobs of any type
+//! ([`push_several_untyped`]). It is compiled for each of the most frequent numbers of accesses, and once for the
+//! others ([`Several`]). A ready operation is not dispatched but scheduled or, on an engine without workers, run
+//! ([`schedule_pushed`]), since neither it nor the engine is special. These functions leave everything unusual,
 //! including two accesses to one variable, to [`push`](Core::push).
 
 use std::{array, iter, mem::ManuallyDrop, ops::Deref, panic::Location, sync::Arc};
@@ -32,22 +33,22 @@ use crate::{
         core::{Core, ShortWay, phase},
         dispatch, shuffle,
     },
-    error::push_error::{NoAccess, PushError},
+    error::push_error::{Misfit, NoAccess, PushError},
     group::room,
-    notify::pending::Ticket,
+    notify::{pending::Ticket, turn},
     observe::{record, recording::is_observing},
     op::{
         frame, no_wait,
         spec::{Entries, Entry, MOST_SHORT, Spec, sort},
         task::{ErasedJob, FillJob, Job, Task, flag, flags_of},
-        variable::VarCell,
+        variable::{Commuting, VarCell},
     },
     scheduler::{DEFAULT_BAND, band_of},
     sync::{
         Ordering::Relaxed,
         edge::{removed, step},
     },
-    tracker::{self, OpRef, Room},
+    tracker::{self, Mode, OpRef, Room},
     values::{Name, kind::EngineKind},
     wait::in_place,
 };
@@ -189,7 +190,7 @@ pub(crate) fn push_short<const MANY: bool, J: Job>(
     match *entries {
         [a] => {
             drop(entries);
-            push_sole(core, name, location, a, job)
+            push_sole::<false, _>(core, name, location, a, job)
         }
         [a, b] => {
             drop(entries);
@@ -209,17 +210,19 @@ pub(crate) fn push_short<const MANY: bool, J: Job>(
 }
 
 /// [`push`](Core::push) for a bare operation with one access, compiled as one function because such operations are the
-/// most frequent.
+/// most frequent. `COMMUTES` says whether it commutes.
 #[inline(never)]
-pub(crate) fn push_sole<J: Job>(
+pub(crate) fn push_sole<const COMMUTES: bool, J: Job>(
     core: &Arc<Core>,
     name: &'static str,
     location: &'static Location<'static>,
     entry: Entry,
     job: J,
 ) -> Result<(), PushError> {
+    debug_assert!((entry.mode == Mode::Commute) == COMMUTES);
     // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
-    let queue = unsafe { entry.cell.as_ref() }.queue();
+    let cell = unsafe { entry.cell.as_ref() };
+    let queue = cell.queue();
     if !has_short_way(core) || !queue.is_open_to(core.tag()) {
         return push_slowly(core, name, location, &[entry], ErasedJob::new(job));
     }
@@ -227,8 +230,15 @@ pub(crate) fn push_sole<J: Job>(
     let Some(ticket) = enter_if_unrestricted(core) else {
         return push_slowly(core, name, location, &[entry], ErasedJob::new(job));
     };
-    let room = room(core, Task::bytes_for::<J>());
-    let init = init_task(ticket, name, location, job);
+    let room = if COMMUTES { Task::ANY_ROOM } else { room(core, Task::bytes_for::<J>()) };
+    let fill = init_task(ticket, name, location, job);
+    let init = |task| {
+        fill(task);
+        if COMMUTES {
+            // SAFETY: no other thread knows the task, which is bare. There is room for any task.
+            unsafe { Task::set_commutes(task, cell.commuting().next_number()) };
+        }
+    };
     let access = iter::once((VarCell::queue_ptr(entry.cell), entry.mode));
     // SAFETY: the creator of the entry keeps a handle to the variable until the push returns. `init` begins and
     // fills the task, for which there is room. The iterator reports its exact length.
@@ -237,7 +247,10 @@ pub(crate) fn push_sole<J: Job>(
         record::push_short(core, &op, name, location, &[entry]);
     }
     op.mark(core.mark());
-    let pushed = tracker::push_sole(op);
+    let mut pushed = tracker::push_sole::<COMMUTES, _>(op);
+    if COMMUTES {
+        pushed.ready = pushed.ready.and_then(turn::take_sole_turn);
+    }
     if let Some(op) = pushed.ready {
         schedule_pushed(core, op, J::REPORTS);
     }
@@ -307,7 +320,7 @@ unsafe fn push_several_untyped<E: Several + ?Sized>(
 ) -> SeveralPushed {
     let entries = entries.as_ref();
     let count = entries.len();
-    debug_assert!(count > 1);
+    debug_assert!(count > 1 && entries.iter().all(|entry| entry.mode != Mode::Commute));
     if !has_short_way(core) || count > MOST_SHORT {
         return SeveralPushed::NotPushed;
     }
@@ -380,7 +393,7 @@ unsafe fn push_several_untyped<E: Several + ?Sized>(
         }
     }
     op.mark(core.mark());
-    let pushed = tracker::push(op);
+    let pushed = tracker::push_ordered(op);
     if let Some(op) = pushed.ready {
         let claims = op.task().has(flag::REPORTS);
         schedule_pushed(core, op, claims);
@@ -499,19 +512,40 @@ unsafe fn begin(core: &Arc<Core>, spec: &Spec, priority: i32, entries: &[Entry])
     if phase != phase::OPEN && !removed(step::PHASE_REFUSES) {
         ticket = check_phase(core, phase, spec, ticket)?;
     }
-    if core.kind == EngineKind::Naive && !naive_engine_accepts(core, spec) {
+    let commutes = entries.iter().any(|entry| entry.mode == Mode::Commute);
+    let is_misfit = commutes && spec.flags & flag::STREAM != 0;
+    if is_misfit || core.kind == EngineKind::Naive && !naive_engine_accepts(core, spec) {
         core.count_out(ticket);
         room::end_push(core);
-        return Err(PushError::InDeviceFunction);
+        return Err(if is_misfit { PushError::Unfit(Misfit::CommutesOnDevice) } else { PushError::InDeviceFunction });
     }
     let band = if priority == 0 { DEFAULT_BAND } else { band_of(priority) };
     let accesses = entries.iter().map(|entry| (VarCell::queue_ptr(entry.cell), entry.mode));
-    // SAFETY: `task` points to uninitialised memory for a task in the record, and the caller fills the task (1).
-    let init = |task: *mut Task| unsafe { Task::begin(task, ticket, spec.lane, spec.flags) };
+    let init = |task: *mut Task| {
+        let flags = if spec.flags & flag::STREAM == 0 { spec.flags & !flag::COPY } else { spec.flags };
+        // SAFETY: `task` points to uninitialised memory for a task in the record, and the caller fills the task (1).
+        unsafe { Task::begin(task, ticket, spec.lane, flags) };
+        if commutes {
+            // SAFETY: the task was begun, and does not need a stream. There is room for any task.
+            unsafe { Task::set_commutes(task, begin_commuting(entries)) };
+        }
+    };
     // SAFETY: the creator of the entries keeps handles to their variables until the push returns. `init` begins the
     // task, and the caller fills it (1). There is room for any task. The iterator over a slice reports its exact
     // length.
     Ok(unsafe { OpRef::new_with(init, Task::ANY_ROOM, band, spec.passes_closed, accesses) })
+}
+
+/// Returns the number of a push of an operation that commutes, for whose variables there are turns from now on. On
+/// each of them, it is larger than those of the pushes that have returned before.
+#[cold]
+fn begin_commuting(entries: &[Entry]) -> u64 {
+    let entries = entries.iter().filter(|entry| entry.mode == Mode::Commute);
+    // SAFETY: the creator of the entries keeps handles to the variables until the push returns.
+    let all = || entries.clone().map(|entry| unsafe { entry.cell.as_ref() }.commuting());
+    let number = all().map(Commuting::next_number).max().unwrap_or_default();
+    all().for_each(|commuting| commuting.note_number(number));
+    number
 }
 
 /// Decides whether an engine that is shutting down, is observed, or has a limit accepts an operation. If it does

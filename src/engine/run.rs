@@ -84,8 +84,41 @@ pub(super) fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>,
 /// Runs an operation that is not plain unless recordings are taken into account, or completes it.
 #[inline(never)]
 fn run_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut ReadyList<Task>) {
-    finish_otherwise(&thread.core, unfinished, ready);
+    let Unfinished { op, called } = unfinished;
+    if matches!(called, Some(Ok(()))) && !op.task().has(flag::SILENT | flag::RECORDED) {
+        return end_commuting(thread, op, ready);
+    }
+    finish_otherwise(&thread.core, Unfinished { op, called }, ready);
     shuffle::draw_next(&thread.core);
+}
+
+/// Completes an operation that would be plain if it did not commute, and whose function has succeeded.
+#[inline(always)]
+fn end_commuting(thread: &WorkerThread, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
+    let (core, ticket) = (&thread.core, op.task().ticket);
+    // Before another operation has a turn.
+    op.each_access(|access| {
+        if access.mode().is_write() {
+            // SAFETY: the operation holds its variables, and has its turns.
+            unsafe { VarCell::of(access).mutated() };
+        }
+    });
+    let mut with_turns = ReadyList::default();
+    admission::leave_turns(&op, &mut with_turns);
+    tracker::end(op, ready);
+    pause::at(Point::Completed);
+    while let Some(op) = with_turns.pop() {
+        if op.task().has(flag::INLINE | flag::REPORTS | flag::RECORDED) || core.is_closed() {
+            ready.push(op);
+        } else {
+            core.schedule_with(op, |op| thread.schedule(op));
+        }
+    }
+    if ready.is_empty() {
+        core.count_out(ticket);
+    } else {
+        core.dispatch_ready(ready, Epilogue::CountOut(ticket));
+    }
 }
 
 #[inline(always)]
@@ -169,7 +202,7 @@ fn execute_plainly_with<R>(
         Ok(()) => {}
         failed => return Err(otherwise(Unfinished { op, called: Some(failed) }, ready)),
     }
-    if op.task().has(flag::SILENT) {
+    if op.task().has(flag::SILENT | flag::COMMUTES) {
         return Err(otherwise(Unfinished { op, called: Some(Ok(())) }, ready));
     }
     recording.end(&op);
@@ -227,7 +260,13 @@ fn is_sound(core: &Core, op: &Op<Task>) -> bool {
 #[cold]
 pub(crate) fn decide(core: &Core, op: &Op<Task>, at: Device) -> Disposition {
     let task = op.task();
-    if core.is_forked() || op.is_rejected() {
+    if core.is_forked() {
+        return Disposition::Discard;
+    }
+    op.accesses()
+        .filter(|access| access.mode() != Mode::Commute)
+        .for_each(|access| VarCell::of(access).fault().end_run());
+    if op.is_rejected() {
         return Disposition::Discard;
     }
     let has_gpus = !core.gpus.is_empty();
@@ -340,6 +379,7 @@ impl Core {
             }
         }
         let has_succeeded = function != FnState::NotCalled && result.is_ok() && ended.is_empty();
+        admission::leave_turns(&op, ready);
         if !has_succeeded || op.task().has(flag::REPORTS) {
             // The epilogue of an inline operation is left to the loop, since others that became ready with it wait in
             // this thread's memory, and a waker that the count-out calls may wait for one of them.
@@ -361,7 +401,8 @@ impl Core {
 /// Whether an asynchronous operation that has succeeded may [complete plainly](complete_plainly).
 #[inline]
 pub(super) fn ends_plainly(core: &Core, op: &Op<Task>) -> bool {
-    let special = flag::INLINE | flag::REPORTS | flag::SILENT | flag::GPU_LANE | flag::RECORDED | flag::PARENT;
+    let special =
+        flag::INLINE | flag::REPORTS | flag::SILENT | flag::COMMUTES | flag::GPU_LANE | flag::RECORDED | flag::PARENT;
     !op.task().has(special) && !removed(engine_step::SCHEDULE_THEN_NOTIFY) && is_sound(core, op)
 }
 
@@ -390,6 +431,7 @@ pub(crate) fn pass_over(core: &Core, op: OpRef<Task>, ready: &mut ReadyList<Task
     // SAFETY: (1): this thread ends the operation.
     unsafe { op.forgo() };
     record::pass_over(core, &op);
+    admission::leave_turns(&op, ready);
     Epilogue::Completed(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
 }
 
@@ -444,8 +486,9 @@ pub(crate) fn take_overwritten(core: &Core, op: &Op<Task>, taken: &mut Vec<OpErr
     }
 }
 
-/// Fails the variables that an operation mutates, except those that have already failed. Adds to `ended` the failures,
-/// cleared everywhere, that `failure` replaces.
+/// Fails the variables that an operation mutates, except those that have already failed. Of operations that commute
+/// without others in between, it is the failure of the one pushed first that counts. Adds to `ended` the failures,
+/// cleared everywhere or of operations that were pushed later, that `failure` replaces.
 pub(super) fn fail_variables(core: &Core, op: &Op<Task>, failure: &OpError, ended: &mut Vec<OpError>) {
     // The failure must be recorded before another thread can see it on a variable.
     core.record_failure(failure);
@@ -454,9 +497,18 @@ pub(super) fn fail_variables(core: &Core, op: &Op<Task>, failure: &OpError, ende
         // SAFETY: the operation holds its variables until the tracker completes it; or the caller is a GPU lane and
         // holds the fault lock, and only other lanes read the failure before the caller's timeline reports the
         // operation complete.
-        if unsafe { cell.failure() }.is_none() {
+        let has_failed = unsafe { cell.failure() }.is_some();
+        let commutes = op.task().commutes().filter(|_| access.mode() == Mode::Commute);
+        let commutes = commutes.map(|commutes| (cell.commuting(), commutes.number()));
+        let is_first =
+            commutes.is_some_and(|(commuting, number)| cell.fault().is_of_run() && commuting.is_before_failed(number));
+        if !has_failed || is_first {
             // SAFETY: as above.
             ended.extend(unsafe { cell.set_failure(Some(failure.failed().clone())) });
+            if let Some((commuting, number)) = commutes {
+                cell.fault().note_run();
+                commuting.note_failed(number);
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     context::ready_loop::{Epilogue, FnState},
-    engine::{core::Core, run},
+    engine::{admission, core::Core, run},
     error::op::{Cause, OpError},
     group::{family::Family, room},
     notify::async_state::AsyncState,
@@ -219,6 +219,7 @@ pub(crate) fn release(core: &Arc<Core>, op: OpRef<Task>) {
     let _running = room::run_without_worker(core);
     let mut ready = ReadyList::default();
     record::end(core, &op, Outcome::Succeeded, FnState::MayRun);
+    admission::leave_turns(&op, &mut ready);
     tracker::end(op, &mut ready);
     core.dispatch_ready(&mut ready, Epilogue::CountOut(ticket));
 }

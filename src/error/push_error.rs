@@ -162,6 +162,9 @@ pub enum Misfit {
     UnitsNotHeld,
     /// [`OpBuilder::operator_newest`](crate::OpBuilder::operator_newest) was called for the newest 0 values.
     NewestOfNone,
+    /// A device operation commutes on a variable. It releases its variables once its work has been issued, too early
+    /// for the next operation that commutes there.
+    CommutesOnDevice,
 }
 
 impl fmt::Display for Misfit {
@@ -188,6 +191,9 @@ impl fmt::Display for Misfit {
             }
             Self::UnitsNotHeld => "a child uses a resource that its parent does not use; use it on the parent as well",
             Self::NewestOfNone => "an operator cannot keep the newest 0 values; let it keep at least 1",
+            Self::CommutesOnDevice => {
+                "only CPU operations commute; declare that the device operation writes the variable"
+            }
         })
     }
 }

@@ -40,6 +40,7 @@ use crate::{
         task::{Claimed, ErasedJob, Remainder, flag},
         variable::VarCell,
     },
+    tracker::Mode,
     values::Name,
     wait::{self, cycles::Target},
 };
@@ -171,6 +172,9 @@ pub(crate) fn begin_acquire<G: Send + 'static>(
     // The operation needs no worker and takes no time on the thread that makes it ready. Its push is never held
     // back, since the call must not block.
     spec.flags |= flag::INLINE | flag::ASYNC;
+    // An inline operation does not wait for turns, so guards keep the order.
+    let commuting = entries.iter_mut().filter(|entry| entry.mode == Mode::Commute);
+    commuting.for_each(|entry| entry.mode = Mode::Write);
     spec.is_admitted = true;
     let (job, acquiring) = acquire_job(make);
     core.push(&spec, location, entries, job)?;

@@ -45,7 +45,6 @@ use crate::{
         timeline::{RecordedPoint, VectorClock},
     },
     engine::{
-        admission,
         core::Core,
         on_device,
         run::{self, Disposition},
@@ -319,7 +318,7 @@ impl Issuer<'_> {
     fn place_ready(&mut self, epilogue: Epilogue) {
         let mut others = ReadyList::default();
         while let Some(op) = self.ready.pop() {
-            let Some(op) = admission::admit(self.core, op) else { continue };
+            let Some(op) = self.core.admit(op) else { continue };
             if self.is_own(&op) {
                 self.worker.push_next(op);
             } else {

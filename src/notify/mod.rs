@@ -10,5 +10,6 @@ pub(crate) mod pending;
 pub(crate) mod poll_state;
 pub(crate) mod stock;
 pub(crate) mod stop_signal;
+pub(crate) mod turn;
 pub(crate) mod waiters;
 pub(crate) mod wakers;

@@ -528,6 +528,7 @@ impl From<Mode> for AccessMode {
             Mode::Write => Self::Write,
             Mode::Overwrite => Self::Overwrite,
             Mode::Read | Mode::Await => Self::Read,
+            Mode::Commute => Self::Commute,
         }
     }
 }

@@ -19,13 +19,14 @@ use crate::{
     notify::{
         pending::{PendingOps, Ticket},
         stock::Need,
+        turn::TakesTurns,
         waiters::{Awaits, Goal, OpenScope, WaitingThread, waiters},
     },
     observe::record,
     op::{
         task::{Task, flag},
         units::{Units, UnitsState},
-        variable::VarCell,
+        variable::{VarCell, standing},
         variables::DROP,
     },
     scheduler::priority_of,
@@ -81,6 +82,7 @@ pub(crate) fn take(core: &Core) -> Dump {
         }
     }
     let members = FoundOps::of(records);
+    members.each_lack_of_turns(|waiting, holder| dump.ops[waiting].waits_for.push(holder));
     members.each_lack_of_units(|waiting, holder| dump.ops[waiting].waits_for.push(holder));
     for (child, parent) in members.parents() {
         if let Some(parent) = by_record.get(&parent).map(|&parent| &mut dump.ops[parent]) {
@@ -130,7 +132,7 @@ pub(crate) fn take(core: &Core) -> Dump {
 
 fn describe(core: &Core, op: &Op<Task>, has_started: bool, running: &HashMap<OpId, String>) -> PendingOp {
     let task = op.task();
-    let standings: Vec<Standing> = op.accesses().map(|access| access.standing()).collect();
+    let standings: Vec<Standing> = op.accesses().map(|access| standing(op, access)).collect();
     let units = task.units();
     let waits_for_units = units.is_some_and(|units| units.state() == UnitsState::Waits);
     let lacks = units.filter(|_| waits_for_units).into_iter().flat_map(Units::needs);
@@ -223,7 +225,7 @@ pub(super) fn ready_ops(core: &Core) -> Vec<usize> {
     let mut ready = vec![0; core.threads.lanes().len()];
     let pinned = epoch::pin();
     let look = |op: &Op<Task>, _: *mut ()| {
-        let holding = op.accesses().filter(|access| access.standing() == Standing::Holds).count();
+        let holding = op.accesses().filter(|access| standing(op, access) == Standing::Holds).count();
         let units = op.task().units();
         let has_units = units.is_none_or(|units| units.state() != UnitsState::Waits);
         let is_ready = has_units && holding == op.access_count() as usize;
@@ -284,7 +286,7 @@ fn name_of(cell: &VarCell) -> String {
 /// variables to their indices.
 fn note_accesses(op: &Op<Task>, index: usize, variables: &mut Vec<PendingVar>, known: &mut HashMap<usize, usize>) {
     for access in op.accesses() {
-        let standing = access.standing();
+        let standing = standing(op, access);
         // A variable that the operation has released may have been freed before this thread was pinned.
         if standing == Standing::Done {
             continue;
@@ -340,6 +342,30 @@ impl FoundOps {
             // SAFETY: (1): the operation was pending when it was found marked.
             Some((index, op.task().limits()?.parent()?))
         })
+    }
+
+    /// Calls `found` with each operation that waits for the turn of a variable on which it commutes, and with the one
+    /// that has the turn.
+    fn each_lack_of_turns(&self, mut found: impl FnMut(usize, usize)) {
+        let (mut holders, mut waiting) = (HashMap::new(), Vec::new());
+        for (index, record) in self.records.iter().enumerate() {
+            // SAFETY: see `of`: the record is not reused.
+            let op = unsafe { record.as_ref() };
+            if op.task().commutes().is_none() {
+                continue;
+            }
+            let held = op.accesses().filter(|access| access.standing() == Standing::Holds);
+            for turn in held.filter_map(Task::turn) {
+                if turn.is_held_by(op) {
+                    holders.insert(ptr::from_ref(turn), index);
+                } else {
+                    waiting.push((index, ptr::from_ref(turn)));
+                }
+            }
+        }
+        for (index, turn) in waiting {
+            holders.get(&turn).into_iter().for_each(|&holder| found(index, holder));
+        }
     }
 
     /// Calls `found` with each operation that waits for units and with those that hold units of the same resources: for

@@ -9,6 +9,9 @@
 //!   While such commands are in flight, only those lanes read and change the failure, under the [`FaultLock`]. A thread
 //!   that begins a wait and finds the variable idle may also read `FAILED`.
 //! * `ALWAYS`: set by the thread that creates the variable.
+//! * `OF_RUN`: set by an operation that commutes and has the variable's turn, when it fails. Cleared by the next one on
+//!   the variable that does not commute, before it starts or is skipped. So the bit says, to operations that commute,
+//!   whether the failure is one of their own run, which they ignore.
 //! * `uses` and `ON_DEVICE`: see [`DeviceUses`]. The bit is cleared by an operation that holds the variable for
 //!   writing, once all operations recorded in the uses are complete.
 //!
@@ -38,6 +41,8 @@ const FAILED: u8 = 1;
 const ON_DEVICE: u8 = 2;
 /// The variable publishes its value, so no operation that mutates it may take the fast path.
 const ALWAYS: u8 = 4;
+/// The failure is that of a run of operations that commute, behind which no other operation has started.
+const OF_RUN: u8 = 8;
 
 /// A variable's failure, an `E`, and the last GPU operations on the variable.
 #[derive(Debug)]
@@ -45,7 +50,7 @@ pub struct Fault<E> {
     bits: AtomicU8,
     failure: UnsafeCell<Option<E>>,
     /// Each GPU lane's last operations on the variable. Created when the first of them is issued.
-    uses: OnceLock<DeviceUses>,
+    uses: OnceLock<Box<DeviceUses>>,
 }
 
 // SAFETY: the functions that use `failure` are unsafe and require what the head of this module states. The other fields
@@ -87,6 +92,27 @@ impl<E: Clone> Fault<E> {
     pub fn needs_wait(&self, is_pending: impl FnOnce() -> bool) -> bool {
         // The timelines are checked first, since a lane records an operation's failure before completing the operation.
         self.needs_check() && (is_pending() || self.has_failed())
+    }
+
+    /// Whether the failure is that of the run to which an operation belongs that commutes on the variable and holds it.
+    pub fn is_of_run(&self) -> bool {
+        // Relaxed: an operation that holds the variable reads the exact value.
+        self.bits.load(Relaxed) & OF_RUN != 0
+    }
+
+    /// Records that the failure, which was just set, is that of an operation that commutes.
+    pub fn note_run(&self) {
+        // Relaxed: the bit is handed over with the failure itself.
+        self.bits.fetch_or(OF_RUN, Relaxed);
+    }
+
+    /// Records that the run whose failure the variable may have is over. Called before an operation starts, or is
+    /// skipped, that holds the variable and does not commute there.
+    pub fn end_run(&self) {
+        if self.is_of_run() {
+            // Relaxed: all that do so at the same time clear the bit, and the queue hands it over.
+            self.bits.fetch_and(!OF_RUN, Relaxed);
+        }
     }
 
     /// Returns the failure.
@@ -131,7 +157,7 @@ impl<E: Clone> Fault<E> {
             self.bits.fetch_or(FAILED, Relaxed);
         } else {
             // Relaxed: the bit is handed over with the failure itself.
-            self.bits.fetch_and(!FAILED, Relaxed);
+            self.bits.fetch_and(!(FAILED | OF_RUN), Relaxed);
         }
         // SAFETY: (1): no operation uses the failure during the call. (2): nor does a thread that looks.
         looks.with(|| self.failure.with_mut(|slot| std::mem::replace(unsafe { &mut *slot }, failure)))
@@ -144,7 +170,7 @@ impl<E: Clone> Fault<E> {
             Some(uses) => uses,
             None => {
                 // The lane of another reader may have created the uses in the meantime.
-                let _ = self.uses.set(DeviceUses::new(lanes));
+                let _ = self.uses.set(Box::new(DeviceUses::new(lanes)));
                 self.uses.get().expect("the uses have just been set")
             }
         };

@@ -14,8 +14,8 @@
 //!
 //! # Who may touch what
 //!
-//! * `deadline`, `mutates`, `number`, `counts`, `parent` and `units`: constant once the operation is enqueued. The
-//!   pointers are only compared. The [`Units`] have a state of their own.
+//! * `deadline`, `mutates`, `number`, `counts`, `parent`, `units` and `commutes`: constant once the operation is
+//!   enqueued. The pointers are only compared. The [`Units`] and [`Commutes`] have states of their own.
 //! * `own`: the thread that starts or skips the operation, up to the call of its function. Then, while the operation
 //!   has not ended, the owners of shares of the right to end it may read the group and the families. Then, the thread
 //!   that ends the operation.
@@ -39,6 +39,7 @@ use crate::{
         pending::{PendingOps, Ticket},
     },
     op::{
+        commuting::Commutes,
         group_core::{GroupCore, Kept},
         kin::{Kin, KinShare},
         units::Units,
@@ -63,6 +64,7 @@ pub(crate) struct Limits {
     /// pending.
     parent: Option<NonNull<()>>,
     units: Option<Box<Units>>,
+    commutes: Option<Box<Commutes>>,
     own: UnsafeCell<LimitsState>,
 }
 
@@ -104,6 +106,7 @@ impl Limits {
             counts: Tickets::new(),
             parent: None,
             units,
+            commutes: None,
             own: UnsafeCell::new(LimitsState { plan, ..LimitsState::default() }),
         })
     }
@@ -205,6 +208,16 @@ impl Limits {
     /// Sets the units, before the push.
     pub(crate) fn set_units(&mut self, units: Option<Box<Units>>) {
         self.units = units;
+    }
+
+    /// Returns what the operation needs because it commutes, if it does.
+    pub(super) fn commutes(&self) -> Option<&Commutes> {
+        self.commutes.as_deref()
+    }
+
+    /// Sets what the operation needs because it commutes, before the push.
+    pub(super) fn set_commutes(&mut self, commutes: Commutes) {
+        self.commutes = Some(Box::new(commutes));
     }
 
     fn own(&self) -> &LimitsState {

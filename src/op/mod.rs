@@ -9,6 +9,7 @@
 //! alive. A method of `Core` is thus all that this layer may call above itself.
 
 pub(crate) mod cancellable;
+pub(crate) mod commuting;
 pub(crate) mod conflation;
 pub(crate) mod fault;
 pub(crate) mod frame;

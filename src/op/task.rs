@@ -52,6 +52,7 @@ use crate::{
     },
     op::{
         cancellable::{Cancellable, Function, WaitersPlace},
+        commuting::Commutes,
         frame::Call,
         limits::Limits,
         units::Units,
@@ -78,10 +79,11 @@ pub(crate) mod flag {
     pub(crate) const ASYNC: u16 = 16;
     /// Belongs to a GPU lane, whose thread runs it.
     pub(crate) const GPU_LANE: u16 = 32;
-    /// Has [limits](super::Limits): a group, a deadline, units, a family or children. Such an operation also has
-    /// `REPORTS`. Has nothing to do with a limit on pending operations, which the phase `BOUNDED` of an engine stands
-    /// for.
-    pub(crate) const LIMITED: u16 = 64;
+    /// Causes the device to copy values in host memory that the function neither reads nor writes. Only with `STREAM`.
+    pub(crate) const COPY: u16 = 64;
+    /// [Commutes](crate::tracker::Mode::Commute) on a variable. Such an operation never has `STREAM`, with which the
+    /// bit has the meaning above.
+    pub(crate) const COMMUTES: u16 = COPY;
     /// Has its events recorded.
     pub(crate) const RECORDED: u16 = 128;
     /// Runs even if one of its variables has failed.
@@ -93,8 +95,10 @@ pub(crate) mod flag {
     /// Issues work on the lane's stream. An operation with `GPU_LANE` but without a stream runs like one of the CPU,
     /// once its dependencies are complete.
     pub(crate) const STREAM: u16 = 2048;
-    /// Causes the device to copy values in host memory that the function neither reads nor writes.
-    pub(crate) const COPY: u16 = 4096;
+    /// Has [limits](super::Limits): a group, a deadline, units, a family or children. Such an operation also has
+    /// `REPORTS`. Has nothing to do with a limit on pending operations, which the phase `BOUNDED` of an engine stands
+    /// for.
+    pub(crate) const LIMITED: u16 = 4096;
     /// Belongs to the engine: a shutdown neither refuses nor cancels it.
     pub(crate) const INTERNAL: u16 = 8192;
     /// Has a name that owns memory.
@@ -106,7 +110,9 @@ pub(crate) mod flag {
 /// The value of [`Task::waited`] once the operation no longer waits for any lane. An engine has fewer GPU lanes than
 /// this.
 const NO_LANE_LEFT: u8 = u8::MAX;
-const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
+/// The value of [`Task::waited`] of an operation that commutes and has yet to take its turns.
+const LACKS_TURNS: u8 = u8::MAX - 1;
+const _: () = assert!(MAX_GPUS * LANES_PER_GPU < LACKS_TURNS as usize);
 
 /// How a job of some type is moved into the task of a bare operation.
 pub(crate) struct FillJob {
@@ -133,8 +139,8 @@ impl FillJob {
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
     pub(crate) lane: u8,
-    /// The number of a GPU lane. The operation has waited for all lanes with lower numbers. Used only by the owner of
-    /// the ready operation.
+    /// The number of a GPU lane. The operation has waited for all lanes with lower numbers. If it commutes,
+    /// [`LACKS_TURNS`] before that. Used only by the owner of the ready operation.
     pub(crate) waited: AtomicU8,
     pub(crate) flags: u16,
     location: &'static Location<'static>,
@@ -148,12 +154,19 @@ pub(crate) struct Task {
 /// What only some operations need.
 #[repr(C)]
 struct TaskExtras {
-    /// From a box. Initialised if [`flag::LIMITED`] is set.
-    limits: MaybeUninit<NonNull<Limits>>,
+    limits: MaybeUninit<LimitsPlace>,
     /// Initialised if [`flag::ASYNC`] is set.
     progress: MaybeUninit<AsyncState<OpError>>,
     /// The operation's number. Initialised if [`flag::RECORDED`] is set.
     op_id: MaybeUninit<OpId>,
+}
+
+/// Shared, since a record has no more room. With limits, these have what the operation needs because it commutes.
+union LimitsPlace {
+    /// From a box. Initialised if [`flag::LIMITED`] is set.
+    limits: NonNull<Limits>,
+    /// Initialised if [`flag::COMMUTES`] is set, without [`flag::LIMITED`] and [`flag::STREAM`].
+    commutes: ManuallyDrop<Commutes>,
 }
 
 const _: () = assert!(EXTRAS + size_of::<TaskExtras>() <= TASK_ROOM, "any task must fit into a record of normal size");
@@ -244,8 +257,16 @@ impl Task {
         set! { task, vtable: MaybeUninit::new(vtable), job: UnsafeCell::new(()) }
         // SAFETY: (1), (2): there is room for the largest job behind the task.
         unsafe { Self::behind::<Storage>(task, size_of::<Self>()).write(storage) };
-        if let Some(limits) = limits {
-            set! { Self::extras(task), limits: MaybeUninit::new(NonNull::from(Box::leak(limits))) }
+        if let Some(mut limits) = limits {
+            // SAFETY: (1): the flags were set, and no other thread knows the task.
+            if unsafe { (*task).flags } & (flag::COMMUTES | flag::STREAM) == flag::COMMUTES {
+                // SAFETY: `set_commutes` has initialised the value, which is moved from here.
+                limits.set_commutes(ManuallyDrop::into_inner(unsafe {
+                    (&raw const (*Self::extras(task)).limits).cast::<ManuallyDrop<Commutes>>().read()
+                }));
+            }
+            let limits = LimitsPlace { limits: NonNull::from(Box::leak(limits)) };
+            set! { Self::extras(task), limits: MaybeUninit::new(limits) }
         }
     }
 
@@ -341,7 +362,46 @@ impl Task {
     pub(crate) fn limits(&self) -> Option<&Limits> {
         // SAFETY: with this flag, `fill_erased` has initialised the pointer. The limits are freed after the task, once
         // the epoch has passed.
-        self.has(flag::LIMITED).then(|| unsafe { (*Self::extras(self)).limits.assume_init().as_ref() })
+        self.has(flag::LIMITED).then(|| unsafe { (*Self::extras(self)).limits.assume_init_ref().limits.as_ref() })
+    }
+
+    /// Marks the operation as one that commutes, with this number of its push.
+    ///
+    /// # Safety
+    /// 1. `task` has been [begun](Self::begin) without [`flag::STREAM`], has no limits yet, and no other thread knows
+    ///    it.
+    /// 2. The record has [the room behind any task](Self::ANY_ROOM).
+    pub(crate) unsafe fn set_commutes(task: *mut Self, number: u64) {
+        let commutes = LimitsPlace { commutes: ManuallyDrop::new(Commutes::new(number)) };
+        set! { Self::extras(task), limits: MaybeUninit::new(commutes) }
+        set! { task, waited: AtomicU8::new(LACKS_TURNS) }
+        // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
+        unsafe { (*task).flags |= flag::COMMUTES };
+    }
+
+    /// Whether the operation commutes and has yet to take its turns. Asked by the owner of the ready operation.
+    pub(crate) fn lacks_turns(&self) -> bool {
+        // Relaxed: only the owner of a ready operation uses this field.
+        self.waited.load(Relaxed) == LACKS_TURNS
+    }
+
+    /// Records that the operation has taken its turns. Called by the owner of the ready operation.
+    pub(crate) fn note_turns(&self) {
+        // Relaxed: only the owner of a ready operation uses this field.
+        self.waited.store(0, Relaxed);
+    }
+
+    /// Returns what the operation needs because it commutes, if it does.
+    #[inline]
+    pub(crate) fn commutes(&self) -> Option<&Commutes> {
+        if self.flags & (flag::COMMUTES | flag::STREAM) != flag::COMMUTES {
+            return None;
+        }
+        if let Some(limits) = self.limits() {
+            return limits.commutes();
+        }
+        // SAFETY: without limits, `set_commutes` has initialised the value, which needs no drop.
+        Some(unsafe { &*(&raw const (*Self::extras(self)).limits).cast() })
     }
 
     /// Returns the units that the operation needs, if it needs any.
@@ -419,7 +479,7 @@ impl Task {
         }
         if self.has(flag::LIMITED) {
             // SAFETY: with this flag, `fill_erased` has initialised the pointer, and this is its only drop.
-            let limits = unsafe { (*Self::extras(self)).limits.assume_init() };
+            let limits = unsafe { (*Self::extras(self)).limits.assume_init_ref().limits };
             // SAFETY: the pointer is from a box. The operation has left its groups, so the limits are plain memory.
             unsafe { epoch::pin().retire(move || drop(Box::from_raw(limits.as_ptr()))) };
         }

@@ -21,11 +21,13 @@
 //!   it.
 //! * `emptied`: operations that hold the variable for writing; a hint for all others.
 //! * `name`: set once, by any owner of a handle; read by any thread.
+//! * `commuting`: set once, by a push of an operation that commutes; used by such operations, and by pinned threads
+//!   that find one. What is in it of failures: the operation that has the turn.
 //! * `fault` and `waits`: see [`Fault`] and [`JoinableWaits`].
 //!
 //! # Edges
 //!
-//! [`version`](crate::sync::edge::version), [`handles`](crate::sync::edge::handles).
+//! [`version`](crate::sync::edge::version), [`handles`](crate::sync::edge::handles), [`turn`](crate::sync::edge::turn).
 
 use std::{
     alloc::{self, Layout},
@@ -33,7 +35,7 @@ use std::{
     marker::PhantomData,
     mem::{ManuallyDrop, MaybeUninit, offset_of},
     panic::Location,
-    ptr::NonNull,
+    ptr::{self, NonNull},
     sync::{Arc, OnceLock},
 };
 
@@ -41,18 +43,20 @@ use crate::{
     engine::core::Core,
     error::{deadlock::Awaited, op::OpError, push_error::RefusedAccess},
     memory::{epoch, latest::Latest},
+    notify::turn::{TakesTurns, VarTurn},
     op::{
+        commuting::Commutes,
         fault::Fault,
         task::{Task, flag},
         waits::JoinableWaits,
     },
     sync::{
         Ordering::Relaxed,
-        atomic::{AtomicBool, AtomicU64},
+        atomic::{AtomicBool, AtomicPtr, AtomicU64},
         cell::{UnsafeCell, begin_uninit},
         edge::{self, acquire, acquire_all, release},
     },
-    tracker::{Access, Mode, Op, VarQueue},
+    tracker::{Access, Mode, Op, Standing, VarQueue},
     values::Name,
 };
 
@@ -85,6 +89,8 @@ struct VarState {
     emptied: AtomicBool,
     /// The number of mutations that have started or were skipped, on an engine with a log.
     place: AtomicU64,
+    /// From a box, or null if no operation has commuted on the variable.
+    commuting: AtomicPtr<Commuting>,
     /// The number of bytes in front of the cell that were [allocated](allocate) with it.
     slack: u8,
 }
@@ -294,6 +300,7 @@ impl VarCell {
                 fault: Fault::default(),
                 emptied: AtomicBool::new(false),
                 place: AtomicU64::new(0),
+                commuting: AtomicPtr::new(ptr::null_mut()),
                 slack,
             },
         };
@@ -407,6 +414,25 @@ impl VarCell {
         place
     }
 
+    /// Returns what operations that commute on the variable share. Made at the first call, which is that of a push.
+    pub(crate) fn commuting(&self) -> &Commuting {
+        let mut commuting = self.state.commuting.load(acquire(edge::turn::FOUND));
+        if commuting.is_null() {
+            let made = Box::into_raw(Box::default());
+            let (order, found) = (release(edge::turn::MADE), acquire(edge::turn::FOUND));
+            commuting = match self.state.commuting.compare_exchange(ptr::null_mut(), made, order, found) {
+                Ok(_) => made,
+                Err(other) => {
+                    // SAFETY: the pointer is from a box, and no other thread knows it.
+                    drop(unsafe { Box::from_raw(made) });
+                    other
+                }
+            };
+        }
+        // SAFETY: the pointer is from a box, which is dropped with the variable's memory.
+        unsafe { &*commuting }
+    }
+
     /// Whether the variable publishes its value.
     pub(crate) fn is_published(&self) -> bool {
         self.value.publish.is_some()
@@ -500,6 +526,71 @@ impl VarCell {
     }
 }
 
+/// What operations that commute on a variable share. Those without another access in between are a *run*: if some of
+/// them fail, the variable has the failure of the one pushed first, which the others ignore.
+#[derive(Default)]
+pub(crate) struct Commuting {
+    pub(crate) turn: VarTurn<Task>,
+    /// Larger than the number of each operation that has been pushed.
+    numbers: AtomicU64,
+    /// The number of the operation whose failure the variable has, if it is of the last run.
+    failed: AtomicU64,
+}
+
+impl Commuting {
+    /// Returns a number for an operation that is about to be pushed. It is larger than those of the operations whose
+    /// pushes have returned.
+    pub(crate) fn next_number(&self) -> u64 {
+        // Relaxed, like the change below: whoever knows of a push that has returned sees what it has done here.
+        self.numbers.fetch_add(1, Relaxed)
+    }
+
+    /// Notes that an operation about to be pushed has this number.
+    pub(crate) fn note_number(&self, number: u64) {
+        self.numbers.fetch_max(number + 1, Relaxed);
+    }
+
+    /// Whether the operation with this number was pushed before the one whose failure the variable has.
+    pub(crate) fn is_before_failed(&self, number: u64) -> bool {
+        // Relaxed: the turn hands it over.
+        number < self.failed.load(Relaxed)
+    }
+
+    /// Notes that the variable has the failure of the operation with this number.
+    pub(crate) fn note_failed(&self, number: u64) {
+        // Relaxed: the turn hands it over.
+        self.failed.store(number, Relaxed);
+    }
+}
+
+impl TakesTurns for Task {
+    fn turn(access: &Access<Self>) -> Option<&VarTurn<Self>> {
+        (access.mode() == Mode::Commute).then(|| &VarCell::of(access).commuting().turn)
+    }
+
+    fn given_way(op: &Op<Self>) -> u8 {
+        op.task().commutes().map_or(0, Commutes::given_way)
+    }
+
+    fn set_given_way(op: &Op<Self>, times: u8) {
+        op.task().commutes().into_iter().for_each(|commutes| commutes.set_given_way(times));
+    }
+
+    fn note_turns(op: &Op<Self>) {
+        op.task().note_turns();
+    }
+}
+
+/// Returns the state of an access of `op` as seen from outside: one that commutes holds its variable once it has the
+/// turn.
+pub(crate) fn standing(op: &Op<Task>, access: &Access<Task>) -> Standing {
+    match access.standing() {
+        // The variable of an access that is done may be gone.
+        Standing::Holds if Task::turn(access).is_some_and(|turn| !turn.is_held_by(op)) => Standing::Waits,
+        standing => standing,
+    }
+}
+
 /// Returns the layout of the allocation for a cell with `layout`. An allocator may need several times longer for the
 /// alignment of a cell than for this one, so the allocation has room to align the cell in it.
 fn loose(layout: Layout) -> Layout {
@@ -559,12 +650,19 @@ impl VarCell {
         let waits = unsafe { &raw const (*cell.as_ptr()).waits };
         // SAFETY: (2), and every wait for the variable has started.
         drop(unsafe { waits.read() });
+        // Relaxed: (1) and (2): no operation is pushed on the variable any more.
+        // SAFETY: the cell lives until `dispose` below has run `free`.
+        let commuting = unsafe { &(*cell.as_ptr()).state.commuting }.load(Relaxed);
         // Captures no more than a deferred function can hold without an allocation.
         let free = move || {
             // SAFETY: no thread uses the cell any more, and the fields are constant.
             let (layout, slack) = unsafe { (cell.as_ref().value.layout, cell.as_ref().state.slack) };
             // SAFETY: (2): no thread has changed the field, and it is dropped only once.
             drop(unsafe { (&raw const (*cell.as_ptr()).name).read() });
+            if !commuting.is_null() {
+                // SAFETY: the pointer is from a box, and the box is dropped only once.
+                drop(unsafe { Box::from_raw(commuting) });
+            }
             // SAFETY: the allocation starts so far in front of the cell.
             let start = unsafe { cell.cast::<u8>().sub(usize::from(slack)) };
             // SAFETY: the cell was allocated with this layout, and what its fields own was dropped or moved out: the
@@ -580,7 +678,8 @@ impl VarCell {
     }
 }
 
-/// Returns the failure because of which an operation is skipped: that of a variable which it does not overwrite.
+/// Returns the failure because of which an operation is skipped: that of a variable which it does not overwrite. An
+/// operation that commutes ignores the failures of its run.
 ///
 /// # Safety
 /// 1. The failures of the operation's variables may be read.
@@ -589,8 +688,13 @@ pub(crate) unsafe fn failure_before(op: &Op<Task>) -> Option<OpError> {
         return None;
     }
     op.accesses().find_map(|access| {
-        let counts = access.mode() != Mode::Overwrite;
+        let cell = VarCell::of(access);
+        let counts = match access.mode() {
+            Mode::Overwrite => false,
+            Mode::Commute => !cell.fault().is_of_run(),
+            _ => true,
+        };
         // SAFETY: (1).
-        if counts { unsafe { VarCell::of(access).failure() } } else { None }
+        if counts { unsafe { cell.failure() } } else { None }
     })
 }

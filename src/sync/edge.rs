@@ -664,6 +664,24 @@ edges! {
         AcquireSide SEEN unmodelled "no model has a recorder";
     }
 
+    /// Commuting operations: what the operations before have done to the variable, and the operations that wait.
+    turn {
+        /// `VarTurn::leave`: the turn becomes free.
+        ReleaseSide LEFT;
+        /// `VarTurn::arrive`: an operation waits, with the turns that it keeps.
+        ReleaseSide ARRIVED;
+        /// `VarTurn::take`: the turn was free.
+        AcquireSide TAKEN;
+        /// `VarTurn::leave`: the operations that have arrived are listed.
+        AcquireSide LISTED;
+        /// `VarTurn::each_waiting_for`: those that have arrived.
+        AcquireSide LOOKED_AT;
+        /// `VarCell::commuting`: a variable's turn is made.
+        ReleaseSide MADE unmodelled "as for a `OnceLock`, for which the variable has no room";
+        /// `VarCell::commuting`: it was made before.
+        AcquireSide FOUND unmodelled "as for a `OnceLock`, for which the variable has no room";
+    }
+
     /// Steps whose models have two or three threads.
     step {
         /// `epoch::pin`: a thread is pinned while it uses what other threads may retire.
@@ -686,6 +704,15 @@ edges! {
         Step FRONT_IS_LEFT;
         /// `become_front` removes an access that was spent before.
         Step FRONT_IS_CHECKED;
+        /// An access that commutes passes `READ_OK` on only to others that commute, and one that reads does not pass it
+        /// on to these (`Mode::passes_to`).
+        Step RUNS_END;
+        /// `VarTurn::arrive`: an operation waits only for a turn that is taken.
+        Step ARRIVES_AT_HELD;
+        /// `VarTurn::leave` notes that operations are listed.
+        Step LISTED_IS_NOTED;
+        /// An operation that waits for a turn has given back its others, until it keeps them in order (`turn::seek`).
+        Step WAITS_WITHOUT_TURNS;
         /// A completion that grants `READ_OK` to a reader also grants it to the next reader.
         Step READERS_PASS_ON;
         /// The record in which a list of retired records is begun is free (`records::put_on_next`).

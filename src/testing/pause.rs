@@ -139,6 +139,15 @@ points! {
         /// `Stock::give_back`, `Stock::hold_still`: no waiter is admitted yet.
         UnitsBeforeAdmit,
     }
+    /// Where an operation that commutes takes its turns, or leaves them.
+    TURNS {
+        /// `VarTurn::arrive`: before the operation waits.
+        TurnBeforeArrival,
+        /// `turn::seek`: the operation lacks a turn, and has not given back those that it has taken.
+        TurnBeforeGivingWay,
+        /// `VarTurn::leave`: under the lock, before those that have arrived are listed.
+        TurnBeforeListing,
+    }
     /// Where a push of a conflating operator replaces a value or enters a run.
     CONFLATE {
         /// `Conflation::replace`: the thread has the lock, and a value to exchange.

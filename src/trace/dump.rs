@@ -124,8 +124,9 @@ pub struct PendingOp {
     /// The units of resources that the operation uses, and of bounds on the operations that run at a time.
     pub units: Vec<PendingUnits>,
     /// The operations for which this one waits directly, as indices into [`Dump::ops`]: those before it in a variable's
-    /// queue, those that hold units for which it waits, those that its function waits for, and its children. An
-    /// operation that only reads a variable is listed for at most 32 waits behind it.
+    /// queue, those that commute there and run before it, those that hold units for which it waits, those that its
+    /// function waits for, and its children. An operation that only reads a variable is listed for at most 32 waits
+    /// behind it.
     pub waits_for: Vec<usize>,
     /// What the operation does, apart from calling a function of the program.
     pub(crate) role: Role,
@@ -171,7 +172,7 @@ pub struct PendingUnits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OpState {
-    /// The operation waits for earlier operations on its variables.
+    /// The operation waits for earlier operations on its variables, or for one that commutes there.
     Waiting,
     /// The operation's variables are free, and it waits for units of [resources](crate::Resource).
     WaitingForUnits,
@@ -524,7 +525,11 @@ impl Dump {
             print(format_args!(", its completion, its future or a guard has not ended it yet"));
         }
         for access in &op.accesses {
-            let mode = if access.mode.is_write() { "mutates" } else { "reads" };
+            let mode = match access.mode {
+                AccessMode::Read => "reads",
+                AccessMode::Commute => "commutes on",
+                AccessMode::Write | AccessMode::Overwrite => "mutates",
+            };
             let waits = if access.waits { ", and waits for it" } else { "" };
             print(format_args!("\n{:15}{mode} `{}`{waits}", "", Plain(&access.variable)));
             let holds = |variable: &&&PendingVar| access.waits && variable.name == access.variable;

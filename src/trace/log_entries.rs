@@ -631,7 +631,7 @@ impl<'b> Bytes<'b> {
             0 => AccessMode::Read,
             1 => AccessMode::Write,
             2 => AccessMode::Overwrite,
-            _ => return None,
+            _ => AccessMode::Commute,
         };
         Some(LoggedAccess { variable: word >> 2, mode, place })
     }

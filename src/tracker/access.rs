@@ -60,7 +60,7 @@ pub(super) fn grantable_at_link(tag: usize) -> usize {
 
 /// What an operation does to a variable. The discriminant contains the flag that [satisfies](Mode::satisfied_by) the
 /// access, and [`WRITES`] for the modes that mutate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mode {
     /// Reads the variable; consecutive readers run in parallel.
@@ -72,16 +72,47 @@ pub enum Mode {
     Write = WRITES | WRITE_OK as u8,
     /// Mutates the variable exclusively and replaces its value, which makes an error of the old value irrelevant.
     Overwrite = 8 | WRITES | WRITE_OK as u8,
+    /// Mutates the variable. To the tracker, consecutive accesses of this mode are as compatible as readers are: it is
+    /// left to others that their operations [exclude each other](crate::notify::turn).
+    Commute = COMMUTES | READ_OK as u8,
 }
 
-/// Set in the discriminants of the modes that mutate.
+/// Set in the discriminants of the modes that mutate and exclude every other access.
 const WRITES: u8 = 4;
+/// Set in the discriminant of [`Mode::Commute`].
+const COMMUTES: u8 = 16;
 
 impl Mode {
-    /// Returns whether the mode excludes every other access.
+    /// Returns whether the mode mutates the variable.
     #[inline]
     pub fn is_write(self) -> bool {
+        self as u8 & (WRITES | COMMUTES) != 0
+    }
+
+    /// Returns whether the mode excludes every other access.
+    #[inline]
+    pub(super) fn is_exclusive(self) -> bool {
         self as u8 & WRITES != 0
+    }
+
+    /// Returns whether an access of this mode may be done before an earlier one of the same mode.
+    #[inline]
+    pub(super) fn is_shared(self) -> bool {
+        self as u8 & READ_OK as u8 != 0
+    }
+
+    /// Returns whether an access of this mode and an adjacent one of mode `other` do not wait for each other, or only
+    /// because one of them is a wait: both read or wait, or both commute.
+    #[inline]
+    pub(super) fn shares_with(self, other: Self) -> bool {
+        !self.is_exclusive() && !other.is_exclusive() && self.passes_to(other)
+    }
+
+    /// Returns whether a non-exclusive access of this mode passes `READ_OK` on to the next one, of mode `next`. To an
+    /// exclusive one, that flag means nothing.
+    #[inline]
+    pub(super) fn passes_to(self, next: Self) -> bool {
+        (self as u8 ^ next as u8) & COMMUTES == 0 || removed(step::RUNS_END)
     }
 
     /// Returns the flag that an access of this mode waits for.
@@ -104,12 +135,20 @@ impl Mode {
         flags & self as usize != 0
     }
 
-    /// Returns the flags grantable to the next access when this one has `flags`.
+    /// Returns the flags grantable to the next access when this one has `flags`. `COMMUTES` says whether the next one
+    /// commutes; a push that knows that it does not needs no further instruction.
     #[inline]
-    pub(super) fn grantable(self, flags: usize) -> usize {
+    pub(super) fn grantable<const COMMUTES: bool>(self, flags: usize) -> usize {
+        let ends_run = if removed(step::RUNS_END) {
+            self.is_exclusive()
+        } else if COMMUTES {
+            self != Self::Commute
+        } else {
+            self.is_write()
+        };
         if flags & SPENT == SPENT {
             READ_OK | WRITE_OK
-        } else if self.is_write() {
+        } else if ends_run {
             0
         } else {
             flags & READ_OK
@@ -117,9 +156,10 @@ impl Mode {
     }
 }
 
-/// Returns the flags that become grantable to the next access when a non-writing access with `flags` receives `new`,
-/// which never contains `DONE`. The result is `new`, without `WRITE_OK` if the access is not done. That is exactly what
-/// `new` adds to [`Mode::grantable`], since `WRITE_OK` never comes before `READ_OK`.
+/// Returns the flags that become grantable to the next access, to which this one [passes](Mode::passes_to) `READ_OK`,
+/// when this one, which is not exclusive, with `flags` receives `new`, which never contains `DONE`. The result is
+/// `new`, without `WRITE_OK` if the access is not done. That is exactly what `new` adds to [`Mode::grantable`], since
+/// `WRITE_OK` never comes before `READ_OK`.
 #[inline]
 pub(super) fn newly_grantable(new: usize, flags: usize) -> usize {
     new & if flags & DONE == 0 { READ_OK } else { READ_OK | WRITE_OK }
@@ -337,12 +377,14 @@ impl<T> Access<T> {
     }
 
     /// Returns the flags grantable to the next access when this one has `flags` in addition to its deferred flags.
-    #[inline]
-    pub(super) fn grantable(&self, flags: usize) -> usize {
+    /// `commutes` says whether the next one commutes.
+    #[inline(always)]
+    pub(super) fn grantable(&self, flags: usize, commutes: bool) -> usize {
         self.assert_alive();
         // Relaxed: the caller has acquired the tail, and with it the deferred flags and the writes behind them (see
         // `defer_flags`). These flags do not change once the tail has reached this access.
-        self.mode.grantable(flags | usize::from(self.deferred.load(Relaxed)))
+        let flags = flags | usize::from(self.deferred.load(Relaxed));
+        if commutes { self.mode.grantable::<true>(flags) } else { self.mode.grantable::<false>(flags) }
     }
 
     /// Leaves `flags` for the operation's pusher to [adopt](Self::adopt_deferred).
@@ -444,7 +486,7 @@ impl<T> Access<T> {
     /// Returns whether the access is the last of its variable and an access of `mode` behind it would be satisfied.
     pub(super) fn leaves_idle(&self, mode: Mode) -> bool {
         let word = self.word.load(acquire(edge::complete::IDLE), unprotected());
-        word.is_null() && self.mode.grantable(word.tag()) & mode.satisfied_by() != 0
+        word.is_null() && self.mode.grantable::<false>(word.tag()) & mode.satisfied_by() != 0
     }
 }
 

@@ -5,7 +5,7 @@ use std::{collections::HashSet, hash::BuildHasherDefault, ptr::NonNull};
 use raddle_trace::recording::NumberHasher;
 
 use super::{
-    followers::{up_to_writer, waits_for},
+    followers::{up_to_next, waits_for},
     op_record::Op,
 };
 use crate::memory::epoch;
@@ -36,8 +36,8 @@ pub unsafe fn walk_blocked<T>(
     let _guard = epoch::pin();
     let mut visited = Pointers::default();
     let mut looked_at: Ahead<T> = Vec::new();
-    // The accesses, other than writers, from which queues have been walked. The same accesses wait for all readers of a
-    // variable, so without this, the time would be quadratic in the number of readers.
+    // The accesses, other than exclusive ones, from which queues have been walked. The same accesses wait for all
+    // readers of a variable, so without this, the time would be quadratic in the number of readers.
     let mut walked = Pointers::default();
     loop {
         while let Some((op, from)) = ahead.pop() {
@@ -55,16 +55,19 @@ pub unsafe fn walk_blocked<T>(
         // SAFETY: the operation was visited during this pin, so its record is not reclaimed before the pin ends.
         let op = unsafe { op.as_ref() };
         for own in op.accesses() {
-            let reads = !own.mode().is_write();
-            if reads && !walked.insert(NonNull::from(own)) {
+            let is_shared = !own.mode().is_exclusive();
+            if is_shared && !walked.insert(NonNull::from(own)) {
                 continue;
             }
+            // Whether only accesses of the mode of `own` have been found so far: others were not walked from.
+            let mut beside = true;
             // SAFETY: (1): this thread has been pinned since before `op` was completed.
-            for at in unsafe { up_to_writer(own) } {
+            for at in unsafe { up_to_next(own) } {
                 if waits_for(at, own) {
                     ahead.extend(at.op_ptr().map(|next| (next, from)));
                 }
-                if reads && !at.mode().is_write() && !walked.insert(NonNull::from(at)) {
+                beside &= own.mode().shares_with(at.mode());
+                if beside && !walked.insert(NonNull::from(at)) {
                     break;
                 }
             }

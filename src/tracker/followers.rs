@@ -14,8 +14,9 @@ use crate::{
 pub(super) const MAX_FOLLOWERS: usize = 16;
 
 /// Calls `look` with each operation known to wait for `op`, and with that operation's access. `op` must not be
-/// complete. In each queue, these are the operations behind `op` up to and including the next writer, except the
-/// readers if `op` does not mutate the variable. Visits a limited number of accesses, and only those already linked.
+/// complete. In each queue, these are the operations behind `op` [up to those](up_to_next) for which others wait,
+/// except the readers if `op` reads the variable, and those of its run if it commutes there. Visits a limited number of
+/// accesses, and only those already linked.
 ///
 /// The thread is pinned during the call. None of these operations can run before `op` is complete, so their tasks have
 /// not changed since they were pushed.
@@ -29,28 +30,30 @@ pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
     }
 }
 
-/// Returns the accesses that wait for `op`: in each queue, those behind `op` up to and including the next writer,
-/// except the readers if `op` does not mutate the variable. Visits at most `max` accesses per queue, and only those
-/// already linked.
+/// Returns the accesses that [wait](waits_for) for `op`: in each queue, those [up to](up_to_next) the ones for which
+/// others wait. Visits at most `max` accesses per queue, and only those already linked.
 ///
 /// # Safety
 /// 1. The caller has been pinned since before `op` was completed, and stays pinned while using the accesses.
 unsafe fn behind<T>(op: &Op<T>, max: usize) -> impl Iterator<Item = &Access<T>> {
     op.accesses().flat_map(move |own| {
         // SAFETY: (1).
-        unsafe { up_to_writer(own) }.take(max).filter(|at| waits_for(at, own))
+        unsafe { up_to_next(own) }.take(max).filter(|at| waits_for(at, own))
     })
 }
 
-/// Returns the accesses behind `own`, up to and including the next writer. Visits only those already linked.
+/// Returns the accesses behind `own` that may wait for it directly: those that read or commute beside it, and behind
+/// them up to and including the next exclusive one; or, if others read or commute there, these and the access behind
+/// them. Visits only those already linked.
 ///
 /// # Safety
 /// 1. The caller has been pinned since before `own`'s operation was completed, and stays pinned while using the
 ///    accesses.
-pub(super) unsafe fn up_to_writer<T>(own: &Access<T>) -> impl Iterator<Item = &Access<T>> {
-    let next = move |at: &Access<T>| {
-        if at.mode().is_write() && !std::ptr::eq(at, own) {
-            // Accesses behind a writer wait for that writer.
+pub(super) unsafe fn up_to_next<T>(own: &Access<T>) -> impl Iterator<Item = &Access<T>> {
+    let mut runs = 0;
+    let mut next = move |at: &Access<T>| {
+        if at.mode().is_exclusive() && !std::ptr::eq(at, own) || runs == 2 {
+            // Accesses behind `at` wait for it.
             return None;
         }
         let word = at.word.load(acquire(edge::link::FOLLOWERS), epoch::unprotected());
@@ -61,12 +64,13 @@ pub(super) unsafe fn up_to_writer<T>(own: &Access<T>) -> impl Iterator<Item = &A
         // is not found.
         let next: &Access<T> = unsafe { word.deref() };
         next.check();
+        runs += u32::from(!at.mode().shares_with(next.mode()));
         Some(next)
     };
     std::iter::successors(next(own), move |at| next(at))
 }
 
-/// Whether `at`, which is behind `own` with no writer in between, waits for `own`.
+/// Whether `at`, which is [among those](up_to_next) behind `own`, waits for `own`.
 pub(super) fn waits_for<T>(at: &Access<T>, own: &Access<T>) -> bool {
-    own.mode().is_write() || at.mode() != Mode::Read
+    !own.mode().shares_with(at.mode()) || at.mode() == Mode::Await
 }

@@ -1,7 +1,7 @@
 //! Pushes operations: inserts their accesses into the queues, and helps pushes that are in the way.
 
 use super::{
-    access::{Access, Arity, WRITE_OK, grantable_at_link, linked, tagged},
+    access::{Access, Arity, Mode, WRITE_OK, grantable_at_link, linked, tagged},
     op_record::{ONE, Op, OpRef, Rejection},
     queue::VarQueue,
 };
@@ -29,18 +29,27 @@ pub struct PushResult<T> {
 pub fn push<T>(op: OpRef<T>) -> PushResult<T> {
     let guard = epoch::pin();
     pause::at(Point::PushPinned);
-    finish_push(op, 0, 0, &guard)
+    finish_push::<true, T>(op, 0, 0, &guard)
 }
 
-/// [Pushes](push) an operation with one access. Compiled without the steps for several accesses.
+/// [Pushes](push) an operation that does not commute. Compiled without what others need.
+#[inline]
+pub fn push_ordered<T>(op: OpRef<T>) -> PushResult<T> {
+    let guard = epoch::pin();
+    pause::at(Point::PushPinned);
+    finish_push::<false, T>(op, 0, 0, &guard)
+}
+
+/// [Pushes](push) an operation with one access. Compiled without the steps for several accesses. `COMMUTES` says
+/// whether it commutes.
 #[inline(always)]
-pub fn push_sole<T>(op: OpRef<T>) -> PushResult<T> {
+pub fn push_sole<const COMMUTES: bool, T>(op: OpRef<T>) -> PushResult<T> {
     let guard = epoch::pin();
     pause::at(Point::PushPinned);
     let own: &Op<T> = &op;
     match own.sole_access() {
         Some(access) => {
-            let (ready, rejected) = finish_sole_push(own, access, 0, 0, &guard);
+            let (ready, rejected) = finish_sole_push::<COMMUTES, T>(own, access, 0, 0, &guard);
             pause::at(Point::PushOver);
             PushResult { ready: ready.then_some(op), rejected }
         }
@@ -49,13 +58,18 @@ pub fn push_sole<T>(op: OpRef<T>) -> PushResult<T> {
 }
 
 /// Pushes `op`. The calling thread has already inserted the first `inserted` accesses, of which `satisfied` are
-/// satisfied.
+/// satisfied. Here and below, `COMMUTES` says whether an access of the operation may commute.
 #[inline]
-pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, satisfied: u32, guard: &Guard) -> PushResult<T> {
+pub(super) fn finish_push<const COMMUTES: bool, T>(
+    op: OpRef<T>,
+    inserted: usize,
+    satisfied: u32,
+    guard: &Guard,
+) -> PushResult<T> {
     let own: &Op<T> = &op;
     let (ready, rejected) = match own.sole_access() {
-        Some(access) => finish_sole_push(own, access, inserted, satisfied, guard),
-        None => finish_push_of_several(own, inserted, satisfied, guard),
+        Some(access) => finish_sole_push::<COMMUTES, T>(own, access, inserted, satisfied, guard),
+        None => finish_push_of_several::<COMMUTES, T>(own, inserted, satisfied, guard),
     };
     pause::at(Point::PushOver);
     // If the operation is not ready, its accesses own it: the completion that satisfies the last one takes it over.
@@ -65,7 +79,7 @@ pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, satisfied: u32, guar
 /// [Finishes](finish_push) the push of an operation with one access. Returns whether the operation is ready, and
 /// whether it was rejected.
 #[inline(always)]
-fn finish_sole_push<T>(
+fn finish_sole_push<const COMMUTES: bool, T>(
     own: &Op<T>,
     access: &Access<T>,
     inserted: usize,
@@ -73,7 +87,7 @@ fn finish_sole_push<T>(
     guard: &Guard,
 ) -> (bool, bool) {
     if inserted == 0 {
-        let _ = append(own, access, ONE, Inserter::SolePusher, &mut satisfied, guard);
+        let _ = append::<COMMUTES, T>(own, access, ONE, Inserter::SolePusher, &mut satisfied, guard);
     }
     pause::at(Point::PushBeforeRegistered);
     let rejected = own.end_registration(Arity::One);
@@ -86,9 +100,14 @@ fn finish_sole_push<T>(
 /// [Finishes](finish_push) the push of an operation that does not have exactly one access. Returns whether the
 /// operation is ready, and whether it was rejected.
 #[inline(always)]
-fn finish_push_of_several<T>(own: &Op<T>, inserted: usize, satisfied: u32, guard: &Guard) -> (bool, bool) {
+fn finish_push_of_several<const COMMUTES: bool, T>(
+    own: &Op<T>,
+    inserted: usize,
+    satisfied: u32,
+    guard: &Guard,
+) -> (bool, bool) {
     match own.accesses_in_record() {
-        Some(accesses) => push_accesses(own, accesses[inserted..].iter(), inserted, satisfied, guard),
+        Some(accesses) => push_accesses::<COMMUTES, T>(own, accesses[inserted..].iter(), inserted, satisfied, guard),
         None => finish_push_apart(own, inserted, satisfied, guard),
     }
 }
@@ -96,13 +115,13 @@ fn finish_push_of_several<T>(own: &Op<T>, inserted: usize, satisfied: u32, guard
 #[cold]
 #[inline(never)]
 fn finish_push_apart<T>(own: &Op<T>, inserted: usize, satisfied: u32, guard: &Guard) -> (bool, bool) {
-    push_accesses(own, own.accesses_from(inserted), inserted, satisfied, guard)
+    push_accesses::<true, T>(own, own.accesses_from(inserted), inserted, satisfied, guard)
 }
 
 /// [Finishes](finish_push_of_several) the push of an operation, of which `accesses` are the accesses behind the first
 /// `inserted`.
 #[inline(always)]
-fn push_accesses<'a, T: 'a>(
+fn push_accesses<'a, const COMMUTES: bool, T: 'a>(
     own: &Op<T>,
     mut accesses: impl Iterator<Item = &'a Access<T>>,
     inserted: usize,
@@ -112,12 +131,12 @@ fn push_accesses<'a, T: 'a>(
     let mut left = own.left_at(inserted as u32);
     if inserted == 0 {
         if let Some(first) = accesses.next() {
-            let _ = append(own, first, left, Inserter::FirstPusher, &mut satisfied, guard);
+            let _ = append::<COMMUTES, T>(own, first, left, Inserter::FirstPusher, &mut satisfied, guard);
             left -= ONE;
         }
     }
     for access in accesses {
-        if append(own, access, left, Inserter::Pusher, &mut satisfied, guard) == LinkedBy::Helper {
+        if append::<COMMUTES, T>(own, access, left, Inserter::Pusher, &mut satisfied, guard) == LinkedBy::Helper {
             return finish_helped_push(own, left - ONE, satisfied, guard);
         }
         left -= ONE;
@@ -131,7 +150,7 @@ fn push_accesses<'a, T: 'a>(
 #[inline(never)]
 fn finish_helped_push<T>(own: &Op<T>, mut left: u32, mut satisfied: u32, guard: &Guard) -> (bool, bool) {
     for access in own.accesses_from((own.access_count() - left / ONE) as usize) {
-        let _ = append(own, access, left, Inserter::Pusher, &mut satisfied, guard);
+        let _ = append::<true, T>(own, access, left, Inserter::Pusher, &mut satisfied, guard);
         left -= ONE;
     }
     end_push(own, satisfied, LinkedBy::Helper)
@@ -195,9 +214,16 @@ enum LinkedBy {
 
 /// Inserts an access of the calling thread's own operation, after helping the operations that are in the way.
 #[inline(always)]
-fn append<T>(own: &Op<T>, access: &Access<T>, left: u32, by: Inserter, satisfied: &mut u32, guard: &Guard) -> LinkedBy {
+fn append<const COMMUTES: bool, T>(
+    own: &Op<T>,
+    access: &Access<T>,
+    left: u32,
+    by: Inserter,
+    satisfied: &mut u32,
+    guard: &Guard,
+) -> LinkedBy {
     loop {
-        match insert(own, access, left, by, satisfied, guard) {
+        match insert::<COMMUTES, T>(own, access, left, by, satisfied, guard) {
             Insertion::Linked => return LinkedBy::Pusher,
             Insertion::AlreadyLinked => return LinkedBy::Helper,
             Insertion::Behind(other) => {
@@ -238,7 +264,7 @@ impl<T> Stalled<T> {
         let (guard, mut satisfied) = (epoch::pin(), 0);
         for access in op.accesses().take(accesses) {
             let left = op.left_at(access.index);
-            let insertion = insert(&op, access, left, Self::inserter(&op, access), &mut satisfied, &guard);
+            let insertion = insert::<true, T>(&op, access, left, Self::inserter(&op, access), &mut satisfied, &guard);
             assert!(matches!(insertion, Insertion::Linked), "another push is stalled on this variable");
         }
         Self { op, inserted: accesses, satisfied, tail: std::ptr::null(), guard }
@@ -251,7 +277,7 @@ impl<T> Stalled<T> {
         let last = stalled.op.accesses().last().expect("the operation has an access");
         // Relaxed: no other thread uses the queue.
         let tail = last.queue().tail.load(Relaxed, &stalled.guard).as_raw();
-        let insertion = insert(&stalled.op, last, ONE, by, &mut stalled.satisfied, &stalled.guard);
+        let insertion = insert::<true, T>(&stalled.op, last, ONE, by, &mut stalled.satisfied, &stalled.guard);
         assert!(matches!(insertion, Insertion::Linked), "another push is stalled on this variable");
         // Relaxed: no other thread uses the queue.
         last.queue().tail.store(Shared::from(tail), Relaxed);
@@ -279,7 +305,7 @@ impl<T> Stalled<T> {
             let order = release(edge::swing::INSERTED);
             let _ = last.queue().tail.compare_exchange(tail, access, order, Relaxed, &self.guard);
         }
-        finish_push(self.op, self.inserted, self.satisfied, &self.guard)
+        finish_push::<true, T>(self.op, self.inserted, self.satisfied, &self.guard)
     }
 }
 
@@ -289,7 +315,7 @@ impl<T> Stalled<T> {
 pub(super) fn help<'g, T>(mut target: &'g Op<T>, guard: &'g Guard) {
     while let Some(access) = target.next_unregistered() {
         let left = target.left_at(access.index);
-        if let Insertion::Behind(other) = insert(target, access, left, Inserter::Helper, &mut 0, guard) {
+        if let Insertion::Behind(other) = insert::<true, T>(target, access, left, Inserter::Helper, &mut 0, guard) {
             target = other;
         }
     }
@@ -298,7 +324,7 @@ pub(super) fn help<'g, T>(mut target: &'g Op<T>, guard: &'g Guard) {
 /// Appends `access`, with this value of [`left_at`](Op::left_at), to its variable's queue, unless it is already there
 /// or a half-pushed operation is in the way.
 #[inline(always)]
-pub(super) fn insert<'g, T>(
+pub(super) fn insert<'g, const COMMUTES: bool, T>(
     target: &Op<T>,
     access: &Access<T>,
     left: u32,
@@ -353,7 +379,7 @@ pub(super) fn insert<'g, T>(
             continue;
         }
         pause::at(Point::PushReadRegistered);
-        let grantable = tail.grantable(word.tag());
+        let grantable = tail.grantable(word.tag(), COMMUTES && access.mode() == Mode::Commute);
         if unseen {
             // Relaxed: published by the linking CAS.
             access.word.store(Shared::null().with_tag(grantable), Relaxed);

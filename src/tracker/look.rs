@@ -4,6 +4,7 @@ use std::{collections::HashMap, fmt, marker::PhantomData, ptr};
 
 use super::{
     access::{Access, DONE, Mode},
+    followers::waits_for,
     op_record::Op,
 };
 use crate::{
@@ -44,12 +45,12 @@ impl<T> Access<T> {
 /// Finds the operations that wait for accesses, of any number of accesses.
 ///
 /// What is behind a reader is remembered. So a thread that looks at all accesses of a queue visits each reader once,
-/// and not once for each reader before it.
+/// and not once for each reader before it. The same holds for accesses that commute.
 pub struct Successors<'g, T> {
     pinned: PhantomData<&'g Guard>,
-    /// For accesses visited so far: the next access behind them that is not a reader. If there was none, the last
-    /// reader behind them, since another access may have been linked behind it in the meantime.
-    behind: HashMap<*const Access<T>, &'g Access<T>>,
+    /// For accesses visited so far, and a mode: the next access behind them that is not of this mode. If there was
+    /// none, the last one behind them, since another access may have been linked behind it in the meantime.
+    behind: HashMap<(*const Access<T>, Mode), &'g Access<T>>,
 }
 
 impl<T> fmt::Debug for Successors<'_, T> {
@@ -64,23 +65,26 @@ impl<'g, T> Successors<'g, T> {
         Self { pinned: PhantomData, behind: HashMap::new() }
     }
 
-    /// Calls `f` with each operation known to wait directly for `access`: those behind it up to and including the next
-    /// writer, except the readers if `access` does not mutate. In that case, calls `f` at most [`MAX_SUCCESSORS`]
-    /// times. If `access` is already done, does nothing.
+    /// Calls `f` with each operation known to wait directly for `access`: of those behind it, up to and including the
+    /// next exclusive one or the first that waits for others of these, the ones that [wait](waits_for) for it. If
+    /// `access` is not exclusive, calls `f` at most [`MAX_SUCCESSORS`] times. If `access` is already done, does
+    /// nothing.
     pub fn each(&mut self, access: &Access<T>, mut f: impl FnMut(&Op<T>)) {
         if access.standing() == Standing::Done {
             return;
         }
-        let is_write = access.mode().is_write();
-        let max = if is_write { usize::MAX } else { MAX_SUCCESSORS };
-        let mut at = access;
+        let mode = access.mode();
+        let max = if mode.is_exclusive() { usize::MAX } else { MAX_SUCCESSORS };
+        let beside = if mode == Mode::Commute { Mode::Commute } else { Mode::Read };
+        let (mut at, mut runs) = (access, 0);
         for _ in 0..max {
             // SAFETY: (1): `access` was not done after this thread was pinned, so nothing still behind it had been
             // retired before the pin.
-            let next = if is_write { unsafe { self.next(at) } } else { unsafe { self.next_but_readers(at) } };
+            let next = unsafe { if mode.shares_with(at.mode()) { self.next_but(at, beside) } else { self.next(at) } };
             let Some(next) = next else { return };
-            next.op().into_iter().for_each(&mut f);
-            if next.mode().is_write() {
+            next.op().filter(|_| waits_for(next, access)).into_iter().for_each(&mut f);
+            runs += u32::from(!at.mode().shares_with(next.mode()));
+            if next.mode().is_exclusive() || runs == 2 {
                 return;
             }
             at = next;
@@ -98,26 +102,26 @@ impl<'g, T> Successors<'g, T> {
         next.inspect(|next| next.check())
     }
 
-    /// Returns the next access behind `at` that is not a reader.
+    /// Returns the next access behind `at` that is not of mode `left_out`.
     ///
     /// # Safety
     /// 1. When this thread was pinned, nothing still behind `at` had been retired.
-    unsafe fn next_but_readers(&mut self, at: &Access<T>) -> Option<&'g Access<T>> {
+    unsafe fn next_but(&mut self, at: &Access<T>, left_out: Mode) -> Option<&'g Access<T>> {
         let (mut visited, mut reached) = (Vec::new(), None);
         let found = loop {
             let from = reached.unwrap_or(at);
             visited.push(ptr::from_ref(from));
-            let known = self.behind.get(&ptr::from_ref(from)).copied();
+            let known = self.behind.get(&(ptr::from_ref(from), left_out)).copied();
             // SAFETY: (1): what is behind `from` is behind `at`.
             let Some(next) = known.or_else(|| unsafe { self.next(from) }) else { break None };
             reached = Some(next);
-            if next.mode() != Mode::Read {
+            if next.mode() != left_out {
                 break reached;
             }
         };
         if let Some(reached) = reached {
             visited.retain(|&visited| visited != ptr::from_ref(reached));
-            self.behind.extend(visited.into_iter().map(|visited| (visited, reached)));
+            self.behind.extend(visited.into_iter().map(|visited| ((visited, left_out), reached)));
         }
         found
     }

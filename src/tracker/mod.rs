@@ -12,22 +12,26 @@
 //!
 //! | flag | meaning | set by |
 //! |---|---|---|
-//! | `READ_OK` | every earlier writer of the variable is done | the completion that made this true, or the operation's own pusher |
+//! | `READ_OK` | every earlier access of the variable is done that this one may not run beside | the completion that made this true, or the operation's own pusher |
 //! | `WRITE_OK` | every earlier access of the variable is done | the same |
 //! | `DONE` | the access's own operation is done | [`complete()`] |
 //! | next ≠ null | a later access is linked behind this one | the thread that links that access |
 //! | `LINKED_…` | the flags that were grantable to the next access when it was linked | the same |
 //!
 //! The flags *grantable* to an access follow from its predecessor: `READ_OK` and `WRITE_OK` if the predecessor has
-//! `WRITE_OK` and `DONE`; only `READ_OK` if the predecessor has `READ_OK` and does not write; otherwise none.
+//! `WRITE_OK` and `DONE`; only `READ_OK` if the predecessor has `READ_OK` and [passes it on](access::Mode::passes_to);
+//! otherwise none.
 //!
 //! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`. A wait is satisfied by `WRITE_OK`, like a writer, but
-//! grants `READ_OK`, like a reader. An operation is *ready* when all its accesses are satisfied and, if it has several,
-//! its push is over. An access with `WRITE_OK`, `DONE` and a next access is *spent*. Its share of the operation's
-//! record, or of its [block](apart) of accesses, then ends. Each holder of a record ([`Hold`]) also has a share, and
-//! the thread that ends the last share retires the record. Most operations have a single access and, when they end, a
-//! single holder. This holder makes the access responsible for the record ([`end`]). The thread that finds that access
-//! spent then retires the record without counting shares.
+//! grants `READ_OK`, like a reader. An access that commutes is satisfied by `READ_OK`, too. It passes that on to others
+//! that commute, but not to readers and waits, nor they to it. So consecutive ones, a *run*, are satisfied together,
+//! once what is before them is done; that their operations exclude each other is left to [turns](crate::notify::turn).
+//! In what follows, what is said of readers holds for these accesses as well. An operation is *ready* when all its
+//! accesses are satisfied and, if it has several, its push is over. An access with `WRITE_OK`, `DONE` and a next access
+//! is *spent*. Its share of the operation's record, or of its [block](apart) of accesses, then ends. Each holder of a
+//! record ([`Hold`]) also has a share, and the thread that ends the last share retires the record. Most operations have
+//! a single access and, when they end, a single holder. This holder makes the access responsible for the record
+//! ([`end`]). The thread that finds that access spent then retires the record without counting shares.
 //!
 //! `READ_OK` and `WRITE_OK` reach an access by one of two routes. A flag that was grantable when the access was linked
 //! is set by the operation's pusher, or *deferred* by another thread and adopted by the pusher. A flag that became
@@ -188,7 +192,7 @@ pub use blocked::{Ahead, walk_blocked};
 pub use followers::followers;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use insert::{PushResult, Stalled};
-pub use insert::{push, push_sole};
+pub use insert::{push, push_ordered, push_sole};
 pub use look::{Standing, Successors};
 pub use op_record::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList, Room, TASK_ROOM, each_marked};
 pub use propagate::{complete, end, end_with};

@@ -19,6 +19,7 @@ use crate::{
         atomic::{AtomicPtr, AtomicU32},
         cell::UnsafeCell,
         edge::{self, acquire, acquire_release, release, removed, step},
+        hint,
     },
 };
 
@@ -1012,6 +1013,53 @@ impl<T> ReadyList<T> {
             }
             None => self.head = Some(op),
         }
+    }
+
+    /// Appends the operations that are linked from `last` on, the last one of them first.
+    ///
+    /// # Safety
+    /// 1. The caller owns these operations.
+    pub(crate) unsafe fn append_reversed(&mut self, last: *mut Op<T>) {
+        let (mut reversed, mut at) = (Self::default(), NonNull::new(last));
+        while let Some(op) = at {
+            // SAFETY: (1).
+            let link = &unsafe { alive(op) }.link;
+            // Relaxed, like the store: the caller owns the operations.
+            at = NonNull::new(link.load(Relaxed));
+            link.store(reversed.head.as_ref().map_or(std::ptr::null_mut(), OpRef::as_ptr), Relaxed);
+            reversed.tail.get_or_insert(op);
+            reversed.head = Some(OpRef(op));
+        }
+        self.append(&mut reversed);
+    }
+
+    /// Prefetches the first operation: the head with its accesses, and what an operation with one access has behind it.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        if let Some(op) = &self.head {
+            hint::prefetch_write(op.as_ptr());
+            hint::prefetch_write(op.as_ptr().wrapping_byte_add(64));
+        }
+    }
+
+    /// Returns the operations in the list.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Op<T>> {
+        // SAFETY: (1): the list owns the operations.
+        unsafe { Self::linked_from(self.head.as_ref().map_or(std::ptr::null_mut(), OpRef::as_ptr)) }
+    }
+
+    /// Returns the operations that are linked from `first` on.
+    ///
+    /// # Safety
+    /// 1. The operations have owners, and stay linked while the result is used.
+    pub(crate) unsafe fn linked_from<'a>(first: *mut Op<T>) -> impl Iterator<Item = &'a Op<T>>
+    where
+        T: 'a,
+    {
+        // SAFETY: (1).
+        let op = |at: *mut Op<T>| NonNull::new(at).map(|op| unsafe { alive(op) });
+        // Relaxed: by (1), the links do not change.
+        std::iter::successors(op(first), move |at| op(at.link.load(Relaxed)))
     }
 
     /// Moves all operations of `other` to the end of this list.

@@ -3,7 +3,7 @@
 use std::{cell::Cell, ptr::NonNull};
 
 use super::{
-    access::{Access, DONE, Mode, READ_OK, WRITE_OK, grantable_at_link, newly_grantable},
+    access::{Access, DONE, READ_OK, WRITE_OK, grantable_at_link, newly_grantable},
     op_record::{self, Hold, Op, OpRef, ReadyList},
     unlink::{self, complete_unlinking},
 };
@@ -82,7 +82,7 @@ pub fn end_with<T>(op: OpRef<T>, mut look: impl FnMut(&Access<T>), ready: &mut R
         return end_several(op, ready);
     };
     look(access);
-    if access.mode() == Mode::Read && unlink::is_sampled() {
+    if access.mode().is_shared() && unlink::is_sampled() {
         return drop_completed(complete_unlinking(op, ready));
     }
     let access = NonNull::from(access);
@@ -156,8 +156,8 @@ fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access
 fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     // SAFETY: the access cannot be spent before it has `WRITE_OK`, which this thread sets.
     let next = unsafe { at.as_ref() };
-    if !next.mode().is_write() {
-        return propagate_from_reader(at, ready);
+    if !next.mode().is_exclusive() {
+        return propagate_from_shared(at, ready);
     }
     // Read before the flags are set, because the access may be reclaimed afterwards.
     // SAFETY: the access was linked behind another one.
@@ -211,9 +211,9 @@ fn look_ahead<T>(later: *const Op<T>, has_next: bool) {
     });
 }
 
-/// Does the same as [`propagate`], for an access that does not write.
+/// Does the same as [`propagate`], for an access that does not exclude all others.
 #[inline(never)]
-fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
+fn propagate_from_shared<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     // SAFETY: the access cannot be spent before it has `WRITE_OK`, which this thread sets.
     let mut at = unsafe { at.as_ref() };
     let mut add = READ_OK | WRITE_OK;
@@ -234,8 +234,8 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         if newly_satisfied {
             look_ahead(later, !old.is_null());
         }
-        // A writer that was not satisfied is not done, so it grants nothing to the accesses behind it.
-        let gained = if mode.is_write() { 0 } else { newly_grantable(new, old.tag()) };
+        // An exclusive access that was not satisfied is not done, so it grants nothing to the accesses behind it.
+        let gained = if mode.is_exclusive() { 0 } else { newly_grantable(new, old.tag()) };
         let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(step::READERS_PASS_ON));
         if stop {
             if let Some(before) = satisfied {
@@ -271,8 +271,16 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
             // SAFETY: the access is spent, the tail is past it, and this thread has set the flag that spent it.
             unsafe { at.share().end() };
             add = READ_OK | WRITE_OK;
-        } else {
+        } else if mode.passes_to(next.mode()) {
             add = READ_OK;
+        } else {
+            // `next` begins after the run of `at`, and waits for its end.
+            if let Some(before) = satisfied {
+                pause::at(Point::CompleteBeforeSatisfy);
+                // SAFETY: this thread has satisfied the access, and counts it once, here.
+                unsafe { OpRef::satisfy(before, ready) };
+            }
+            return;
         }
         at = next;
     }

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     Access, Hold,
-    Mode::{self, Await, Overwrite, Read, Write},
+    Mode::{self, Await, Commute, Overwrite, Read, Write},
     Op, OpRef, ReadyList, VarQueue,
     access::{Arity, DONE, READ_OK, WRITE_OK, grantable_at_link, linked, newly_grantable},
     followers::{MAX_FOLLOWERS, followers},
@@ -60,7 +60,8 @@ impl Var {
         let tail = unsafe { self.queue().tail.load(Relaxed, &guard).deref() };
         let word = tail.word.load(Relaxed, &guard);
         assert!(word.is_null(), "an access is linked behind the tail");
-        let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag() | linked(tail.grantable(word.tag())));
+        let grantable = tail.grantable(word.tag(), access.mode() == Commute);
+        let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag() | linked(grantable));
         tail.word.store(link, Relaxed);
     }
 }
@@ -149,7 +150,7 @@ fn pushed(accesses: &[(&Var, Mode)]) -> (Known, bool) {
 fn begun(op: Known, guard: &Guard) -> u32 {
     let mut satisfied = 0;
     let (first, left) = (op.access(0), op.left_at(0));
-    let insertion = insert(&op, first, left, Inserter::FirstPusher, &mut satisfied, guard);
+    let insertion = insert::<true, _>(&op, first, left, Inserter::FirstPusher, &mut satisfied, guard);
     assert!(matches!(insertion, Insertion::Linked));
     satisfied
 }
@@ -158,12 +159,12 @@ fn begun(op: Known, guard: &Guard) -> u32 {
 fn helped(op: Known, index: u32, guard: &Guard) -> Insertion<'_, Task> {
     let record = &*op;
     let access = op.access(index as usize);
-    insert(record, access, record.left_at(index), Inserter::Helper, &mut 0, guard)
+    insert::<true, _>(record, access, record.left_at(index), Inserter::Helper, &mut 0, guard)
 }
 
 /// Continues a [begun] push.
 fn finish_push(op: Known, satisfied: u32, guard: &Guard) -> [bool; 2] {
-    outcome(op, super::insert::finish_push(op.owned(), 1, satisfied, guard))
+    outcome(op, super::insert::finish_push::<true, _>(op.owned(), 1, satisfied, guard))
 }
 
 /// Completes `op` and returns the operations that this made ready, in order.
@@ -193,10 +194,13 @@ fn end_by(op: Known, complete: fn(OpRef<Task>, &mut ReadyList<Task>) -> Hold<Tas
 #[test]
 fn newly_grantable_flags_are_the_difference_that_a_flag_makes() {
     let comes_in_order = |flags: &usize| flags & WRITE_OK == 0 || flags & READ_OK != 0;
-    for mode in [Read, Await] {
+    for mode in [Read, Await, Commute] {
+        let grantable = |flags: usize| {
+            if mode == Commute { mode.grantable::<true>(flags) } else { mode.grantable::<false>(flags) }
+        };
         for was in (0..8).filter(comes_in_order) {
             for now in (0..8).filter(comes_in_order).filter(|now| now & was == was && now & DONE == was & DONE) {
-                let difference = mode.grantable(now) & !mode.grantable(was);
+                let difference = grantable(now) & !grantable(was);
                 assert_eq!(newly_grantable(now & !was, was), difference, "{mode:?} from {was} to {now}");
             }
         }
@@ -208,16 +212,18 @@ fn a_mode_is_satisfied_by_its_flag_and_grants_what_it_does_not_exclude() {
     for flags in 0..8 {
         let (read_ok, write_ok) = (flags & READ_OK != 0, flags & WRITE_OK != 0);
         let spent = write_ok && flags & DONE != 0;
-        for mode in [Read, Await, Write, Overwrite] {
-            let writes = mode == Write || mode == Overwrite;
-            assert_eq!(mode.is_write(), writes);
-            assert_eq!(mode.is_satisfied_by(flags), if mode == Read { read_ok } else { write_ok }, "{mode:?} {flags}");
-            let grantable = match () {
+        for mode in [Read, Await, Write, Overwrite, Commute] {
+            let (is_shared, excludes) = (mode == Read || mode == Commute, mode == Write || mode == Overwrite);
+            assert_eq!(mode.is_write(), excludes || mode == Commute);
+            assert_eq!((mode.is_exclusive(), mode.is_shared()), (excludes, is_shared));
+            assert_eq!(mode.is_satisfied_by(flags), if is_shared { read_ok } else { write_ok }, "{mode:?} {flags}");
+            let grantable = |passes| match () {
                 () if spent => READ_OK | WRITE_OK,
-                () if read_ok && !writes => READ_OK,
+                () if read_ok && passes => READ_OK,
                 () => 0,
             };
-            assert_eq!(mode.grantable(flags), grantable, "{mode:?} {flags}");
+            assert_eq!(mode.grantable::<false>(flags), grantable(!mode.is_write()), "{mode:?} {flags}");
+            assert_eq!(mode.grantable::<true>(flags), grantable(mode == Commute), "{mode:?} {flags}");
         }
     }
 }

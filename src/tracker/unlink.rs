@@ -1,4 +1,5 @@
-//! Unlinks completed readers that are behind an access that is not done.
+//! Unlinks completed readers that are behind an access that is not done. Accesses that commute are unlinked in the same
+//! way; what is said here of readers holds for them, too.
 //!
 //! A reader that is done while an earlier access of its variable is not is *stranded*: only the end of that earlier
 //! access spends it. A long reader would thus keep the record of every reader that completes during its run. So some
@@ -21,7 +22,8 @@
 //! # Why an unlinked access may be retired
 //!
 //! Let `next` be linked behind `at`, and `then` behind `next`, and let both `at` and `next` be done but without
-//! `WRITE_OK`. They are then readers, and have adopted the flags that were grantable to them when they were linked.
+//! `WRITE_OK`. They are then readers, or both of one run, and have adopted the flags that were grantable to them when
+//! they were linked.
 //!
 //! * Only the thread that has taken the front unlinks, so `next` does not become the `at` of another thread, and its
 //!   word does not change.
@@ -39,7 +41,7 @@
 use std::{cell::Cell, ptr::NonNull, sync::atomic::AtomicU32};
 
 use super::{
-    access::{Access, DONE, LINKED, Mode, SPENT, WRITE_OK},
+    access::{Access, DONE, LINKED, SPENT, WRITE_OK},
     op_record::{Hold, OpRef, ReadyList},
     propagate::{Spent, advance_tail, complete_access, complete_each},
 };
@@ -111,14 +113,14 @@ pub(super) fn pick_none() {
 #[inline(never)]
 pub fn complete_unlinking<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
     let guard = epoch::pin();
-    complete_each(op, |access| match access.mode() {
-        Mode::Read => complete_reader(access, &guard, ready),
-        _ => complete_access(NonNull::from(access), ready),
+    complete_each(op, |access| match access.mode().is_shared() {
+        true => complete_shared(access, &guard, ready),
+        false => complete_access(NonNull::from(access), ready),
     })
 }
 
-/// Completes a reader, and unlinks stranded readers of its variable.
-fn complete_reader<T>(access: &Access<T>, guard: &Guard, ready: &mut ReadyList<T>) -> Spent {
+/// Completes a reader or an access that commutes, and unlinks stranded ones of its variable.
+fn complete_shared<T>(access: &Access<T>, guard: &Guard, ready: &mut ReadyList<T>) -> Spent {
     // Relaxed: only a hint. If nothing is pending before the access, nothing before it strands readers.
     let is_first = access.word.load(Relaxed, guard).tag() & WRITE_OK != 0;
     // The queue is not freed before this thread is unpinned, since the access is not done yet.
@@ -160,7 +162,7 @@ fn unlink_behind<T>(from: &Access<T>, guard: &Guard) -> u32 {
     while passed < MAX_PASSED && unlinked < MAX_UNLINKED {
         at.check();
         let word = at.word.load(acquire(edge::link::UNLINKING), guard);
-        if word.is_null() || word.tag() & SPENT == SPENT || at.mode().is_write() {
+        if word.is_null() || word.tag() & SPENT == SPENT || at.mode().is_exclusive() {
             // Nothing is linked behind `at`, or a completion is on its way from here, or nothing behind `at` is done.
             break;
         }

@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | an operation | the operations queued behind it that depend on it | they cannot start before it is complete |
 //! | an operation | a waiter for it, for one of its groups, or for all operations of its engine | the wait cannot end before the operation has ended |
+//! | an operation that has the turn of a variable on which it commutes | the operations that wait for the turn | they cannot have it before |
 //! | an operation that holds units | an operation that waits for units of the same resource, if those that such operations do not hold are too few | it cannot have its units before |
 //! | an operation whose epilogue runs | a waiter for one of its groups, or for all operations of its engine | the operation is counted out after the epilogue |
 //! | a parent | a waiter for a child that is not in a queue yet | the child enters its queues when the parent's own work has ended |
@@ -73,6 +74,7 @@ use crate::{
         oneshot::Oneshot,
         pending::{PendingOps, Ticket},
         stock::Need,
+        turn::TakesTurns,
         waiters::{Awaits, Goal, Inside, IsOver, ListedWaiter, Nested, Ops, Situation, WaiterKind, waiters},
     },
     op::{
@@ -219,6 +221,15 @@ pub(crate) fn is_done<Q, T: ?Sized>(oneshot: &Oneshot<Q, T>) -> impl Fn() -> boo
     // lock.
     let oneshot = unsafe { AnyThread::new(oneshot) };
     move || oneshot.get().is_done()
+}
+
+/// Adds to `ahead` operations that wait for turns that `op` has, up to `max` for each of these.
+fn follow_turns(op: &Op<Task>, from: usize, max: usize, ahead: &mut Ahead<Task>) {
+    if op.task().commutes().is_some() {
+        for turn in op.accesses().filter_map(Task::turn) {
+            turn.each_waiting_for(op, max, |op| ahead.push((NonNull::from(op), from)));
+        }
+    }
 }
 
 /// The times at which a thread looks for a cycle of waits.
@@ -402,6 +413,7 @@ impl Walk {
             |goal: &Goal<'_>| goal.depends_on(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
         self.reach(NonNull::from(op), Some(task), from, reaches, &mut todo);
         todo.into_iter().for_each(|(inside, step)| self.enter(&inside, step));
+        follow_turns(op, from, MAX_VISITED, &mut self.ahead);
         if op.task().units().is_some() {
             self.follow_units(NonNull::from(op), from);
         }
@@ -690,6 +702,7 @@ pub(super) fn leads_to(op: &OpRef<Task>, goal: &Goal<'_>) -> bool {
         if reaches(goal) {
             return true;
         }
+        follow_turns(op, 0, MAX_NEAR, ahead);
         waiters().each_for(Some(task), reaches, |_, kind, inside| {
             if kind == WaiterKind::Timed {
                 return;

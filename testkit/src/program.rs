@@ -11,7 +11,8 @@
 //!   children must not form a cycle. The check then replays all operations in one common order, comparing every value
 //!   seen by an operation and every final value.
 //!
-//! The arithmetic is not commutative, so a different order yields different values. Since this module needs no test
+//! The arithmetic is not commutative, except that of operations that commute, so a different order yields different
+//! values. Since this module needs no test
 //! harness, and [`Program::generate`] accepts any [`Source`] of choices, a fuzzer can use it unchanged.
 
 use crate::shapes::*;
@@ -60,6 +61,25 @@ pub enum Access {
     Read,
     Write,
     Overwrite,
+    /// Only after [`Program::commuting`].
+    Commute,
+}
+
+impl Access {
+    /// Whether the operation uses the value that it finds.
+    fn is_seen(self) -> bool {
+        matches!(self, Self::Read | Self::Write)
+    }
+
+    /// Returns the value after access `index` of the operation `id`, which has seen `seen` and found `old`.
+    fn changes(self, id: Id, old: u64, seen: u64, index: usize) -> u64 {
+        match self {
+            Self::Read => old,
+            Self::Write => written(seen, Some(old), index),
+            Self::Overwrite => written(seen, None, index),
+            Self::Commute => old.wrapping_add(u64::from(id).wrapping_mul(FACTOR)).wrapping_add(index as u64),
+        }
+    }
 }
 
 /// How an operation is pushed.
@@ -333,6 +353,32 @@ impl Program {
         &self.operations[id as usize]
     }
 
+    /// Makes operations commute on some of the variables that they mutate. The program must have no failures.
+    pub fn commuting(&mut self) {
+        for (id, operation) in self.operations.iter_mut().enumerate() {
+            let own = match operation.how {
+                // Runs are numbered by a mutation. Typed operators declare no such accesses.
+                How::Operator(number) if self.operators[number].how == How::Typed => 0,
+                How::Operator(_) => operation.accesses.len() - 1,
+                _ => operation.accesses.len(),
+            };
+            let id = if matches!(operation.how, How::Operator(_)) { 0 } else { id };
+            let first = operation.accesses.len() - own;
+            Self::commute(id, &mut operation.accesses[first..]);
+        }
+        for plan in self.operators.iter_mut().filter(|plan| plan.how != How::Typed) {
+            Self::commute(0, &mut plan.like.accesses[1..]);
+        }
+    }
+
+    fn commute(id: usize, accesses: &mut [(usize, Access)]) {
+        for (variable, access) in accesses {
+            if *access == Access::Write && (id + *variable) % 4 != 0 {
+                *access = Access::Commute;
+            }
+        }
+    }
+
     /// Makes every asynchronous operation use its completion in its function.
     pub fn complete_inside(&mut self) {
         let operations = self.operations.iter_mut().map(|operation| &mut operation.how);
@@ -529,19 +575,15 @@ impl Model {
         let typed = operation.is_typed(program);
         let seen = seen(
             id,
-            operation.accesses.iter().filter(|(_, access)| *access != Access::Overwrite).map(|&(variable, _)| {
+            operation.accesses.iter().filter(|(_, access)| access.is_seen()).map(|&(variable, _)| {
                 self.slots[variable].wrapping_add(if typed { self.typed[variable].rotate_left(32) } else { 0 })
             }),
         );
         self.seen[id as usize] = Some(seen);
         for (index, &(variable, access)) in operation.accesses.iter().enumerate() {
-            if access == Access::Read {
-                continue;
-            }
-            let keeps = access == Access::Write;
-            self.slots[variable] = written(seen, keeps.then_some(self.slots[variable]), index);
+            self.slots[variable] = access.changes(id, self.slots[variable], seen, index);
             if typed {
-                self.typed[variable] = written(seen ^ TYPED, keeps.then_some(self.typed[variable]), index);
+                self.typed[variable] = access.changes(id, self.typed[variable], seen ^ TYPED, index);
             }
         }
         if operation.ends == Ends::Well {
@@ -597,7 +639,27 @@ impl Model {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Group {
     Readers(Vec<Id>),
+    /// Those that commuted between two others.
+    Commuters(Vec<Id>),
     Writer(Id),
+}
+
+impl Group {
+    fn ids(&self) -> &[Id] {
+        match self {
+            Self::Readers(ids) | Self::Commuters(ids) => ids,
+            Self::Writer(id) => std::slice::from_ref(id),
+        }
+    }
+
+    /// Whether operations with this access belong into such a group.
+    fn has(&self, access: Access) -> bool {
+        match self {
+            Self::Readers(_) => access == Access::Read,
+            Self::Commuters(_) => access == Access::Commute,
+            Self::Writer(_) => matches!(access, Access::Write | Access::Overwrite),
+        }
+    }
 }
 
 /// The result of a wait: the value, or the operation that failed.
@@ -872,10 +934,16 @@ impl World {
     }
 
     fn describe_untyped<'e>(&'e self, engine: &'e Engine, name: String, operation: &'e Operation) -> OpBuilder<'e> {
-        self.describe(engine, name, operation)
+        let builder = self
+            .describe(engine, name, operation)
             .reads(self.tokens(operation, Access::Read))
             .writes(self.tokens(operation, Access::Write))
-            .overwrites(self.tokens(operation, Access::Overwrite))
+            .overwrites(self.tokens(operation, Access::Overwrite));
+        // Otherwise, the operation would not go the short way.
+        if operation.names(Access::Commute).next().is_some() {
+            return builder.commutes(self.tokens(operation, Access::Commute));
+        }
+        builder
     }
 
     /// Returns a builder from `describe`. If there is a limit, the builder of one operation in four has waited for
@@ -904,8 +972,16 @@ impl World {
                     operation.names(Access::Write).map(|variable| self.variables[variable].write()).collect();
                 let overwrites: Vec<_> =
                     operation.names(Access::Overwrite).map(|variable| self.variables[variable].overwrite()).collect();
-                Self::admitted(is_limited, id, || self.describe(engine, name.clone(), operation))
-                    .$call((reads, writes, overwrites), move |values| world.body_typed(id, values))
+                let commutes: Vec<_> =
+                    operation.names(Access::Commute).map(|variable| self.variables[variable].commute()).collect();
+                let builder = Self::admitted(is_limited, id, || self.describe(engine, name.clone(), operation));
+                if commutes.is_empty() {
+                    builder.$call((reads, writes, overwrites), move |(reads, writes, overwrites)| {
+                        world.body_typed(id, (reads, writes, overwrites, Vec::new()))
+                    })
+                } else {
+                    builder.$call((reads, writes, overwrites, commutes), move |values| world.body_typed(id, values))
+                }
             }};
         }
         let untyped = || self.describe_untyped(engine, name.clone(), operation);
@@ -960,17 +1036,21 @@ impl World {
         let operator = match (plan.how, plan.passes) {
             (How::Typed, Passes::Nothing) => self
                 .describe(engine, name, operation)
-                .try_operator(typed(), move |values| Ok(world.body_typed(world.next_run(number), values)?))
+                .try_operator(typed(), move |(reads, writes, overwrites)| {
+                    Ok(world.body_typed(world.next_run(number), (reads, writes, overwrites, Vec::new()))?)
+                })
                 .map(AnyOperator::Plain),
             (How::Typed, Passes::Argument) => self
                 .describe(engine, name, operation)
-                .try_operator_with(typed(), move |values, id| Ok(world.body_typed(id, values)?))
+                .try_operator_with(typed(), move |(reads, writes, overwrites), id| {
+                    Ok(world.body_typed(id, (reads, writes, overwrites, Vec::new()))?)
+                })
                 .map(AnyOperator::With),
             (How::Typed, Passes::Variable) => self
                 .describe(engine, name, operation)
                 .try_operator_on(chosen::write(), typed(), move |first, (reads, mut writes, overwrites), id| {
                     writes.insert(0, first);
-                    Ok(world.body_typed(id, (reads, writes, overwrites))?)
+                    Ok(world.body_typed(id, (reads, writes, overwrites, Vec::new()))?)
                 })
                 .map(AnyOperator::OnVar),
             (How::Async(finish), Passes::Nothing) => self
@@ -1038,6 +1118,8 @@ impl World {
             match (access, log.last_mut()) {
                 (Access::Read, Some(Group::Readers(readers))) => readers.push(id),
                 (Access::Read, _) => log.push(Group::Readers(vec![id])),
+                (Access::Commute, Some(Group::Commuters(commuters))) => commuters.push(id),
+                (Access::Commute, _) => log.push(Group::Commuters(vec![id])),
                 _ => log.push(Group::Writer(id)),
             }
         }
@@ -1045,7 +1127,7 @@ impl World {
         record.runs.fetch_add(1, Relaxed);
         let seen = seen(
             id,
-            operation.accesses.iter().filter(|(_, access)| *access != Access::Overwrite).map(|&(variable, _)| {
+            operation.accesses.iter().filter(|(_, access)| access.is_seen()).map(|&(variable, _)| {
                 let typed = typed.as_mut().map_or(0, |typed| typed.next().unwrap_or(0).rotate_left(32));
                 self.slots[variable].value.load(Relaxed).wrapping_add(typed)
             }),
@@ -1062,8 +1144,7 @@ impl World {
                 slot.holders.fetch_sub(1, Relaxed);
                 continue;
             }
-            let old = (access == Access::Write).then(|| slot.value.load(Relaxed));
-            slot.value.store(written(seen, old, index), Relaxed);
+            slot.value.store(access.changes(id, slot.value.load(Relaxed), seen, index), Relaxed);
             slot.holders.store(0, Relaxed);
         }
     }
@@ -1093,7 +1174,7 @@ impl World {
     fn body_typed(
         self: &Arc<Self>,
         id: Id,
-        (reads, writes, overwrites): (Vec<&u64>, Vec<&mut u64>, Vec<&mut u64>),
+        (reads, writes, overwrites, commutes): (Vec<&u64>, Vec<&mut u64>, Vec<&mut u64>, Vec<&mut u64>),
     ) -> Result<(), String> {
         let operation = self.program.operation(id);
         let values: Vec<u64> = {
@@ -1104,20 +1185,21 @@ impl World {
                 .filter_map(|(_, access)| match access {
                     Access::Read => reads.next().map(|value| **value),
                     Access::Write => writes.next().map(|value| **value),
-                    Access::Overwrite => None,
+                    Access::Overwrite | Access::Commute => None,
                 })
                 .collect()
         };
         let seen = self.enter(id, Some(values.into_iter()));
-        let (mut writes, mut overwrites) = (writes.into_iter(), overwrites.into_iter());
+        let mut mutated = [writes, overwrites, commutes].map(Vec::into_iter);
         for (index, &(_, access)) in operation.accesses.iter().enumerate() {
-            let (value, keeps) = match access {
+            let value = match access {
                 Access::Read => continue,
-                Access::Write => (writes.next(), true),
-                Access::Overwrite => (overwrites.next(), false),
+                Access::Write => mutated[0].next(),
+                Access::Overwrite => mutated[1].next(),
+                Access::Commute => mutated[2].next(),
             };
             if let Some(value) = value {
-                *value = written(seen ^ TYPED, keeps.then_some(*value), index);
+                *value = access.changes(id, *value, seen ^ TYPED, index);
             }
         }
         self.leave(id, seen);
@@ -1305,17 +1387,10 @@ fn check_logs(program: &Program, history: &History) -> Result<(), String> {
     for (variable, log) in history.logs.iter().enumerate() {
         let mut before = vec![false; program.operations.len()];
         for group in log {
-            let (ids, reads) = match group {
-                Group::Readers(ids) => (ids.as_slice(), true),
-                Group::Writer(id) => (std::slice::from_ref(id), false),
-            };
-            for &id in ids {
+            for &id in group.ids() {
                 found += 1;
-                let named = program
-                    .operation(id)
-                    .accesses
-                    .iter()
-                    .any(|&(own, access)| own == variable && (access == Access::Read) == reads);
+                let named =
+                    program.operation(id).accesses.iter().any(|&(own, access)| own == variable && group.has(access));
                 if !named || std::mem::replace(&mut before[id as usize], true) {
                     return Err(format!("operation {id} accessed variable {variable} unexpectedly"));
                 }
@@ -1352,15 +1427,11 @@ pub fn explain(program: &Program, history: &History) -> Result<Vec<Id>, String> 
     }
     for log in &history.logs {
         for pair in log.windows(2) {
-            match pair {
-                [Group::Writer(a), Group::Writer(b)] => graph.edge(*a as usize, *b as usize),
-                [Group::Writer(a), Group::Readers(readers)] => {
-                    readers.iter().for_each(|b| graph.edge(*a as usize, *b as usize));
-                }
-                [Group::Readers(readers), Group::Writer(b)] => {
-                    readers.iter().for_each(|a| graph.edge(*a as usize, *b as usize));
-                }
-                _ => return Err("a log has two groups of readers in a row".to_owned()),
+            if let [Group::Readers(_), Group::Readers(_)] | [Group::Commuters(_), Group::Commuters(_)] = pair {
+                return Err("a log has two groups of one kind in a row".to_owned());
+            }
+            for a in pair[0].ids() {
+                pair[1].ids().iter().for_each(|b| graph.edge(*a as usize, *b as usize));
             }
         }
     }

@@ -19,7 +19,7 @@ use std::{
 use common::shapes::*;
 use common::{Gate, Journal, MOMENT, Meeting, PATIENCE, SOON, block_on, eventually, lock, poll_once, watched};
 use raddle::{
-    Completion, Engine, EngineKind, IdlePolicy, OpContext, OpHandle, Token, WaitError, completion,
+    Completion, Engine, EngineKind, IdlePolicy, OpContext, OpHandle, Token, WaitError, completion, cx,
     internals::{Point, Stop, passings},
     trace::{Dump, OpState},
 };
@@ -933,6 +933,77 @@ fn a_thread_stopped_while_taking_units_delays_only_users_of_the_resource() {
     }
 }
 
+/// A thread stopped while it takes or leaves turns delays only operations that commute on the same variables, and no
+/// push.
+#[test]
+fn a_thread_stopped_while_it_takes_turns_delays_only_who_commutes_there() {
+    for &point in Point::TURNS {
+        watched(move || {
+            println!("{point:?}");
+            let engine = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).build().expect("an engine");
+            let [left, right, other, plain] = [(); 4].map(|()| engine.token());
+            let (sender, receiver) = mpsc::channel::<Completion>();
+            let begin = move |done| sender.send(done).expect("the test should keep the receiver");
+            engine.op("holder").commutes([&right]).push(completion(), begin).expect("the engine should be open");
+            let done = receiver.recv().expect("the operation should start");
+
+            let stop = Stop::new(point);
+            let (armed, pusher, both) = (stop.clone(), engine.clone(), [left.clone(), right.clone()]);
+            let thread = thread::spawn(move || {
+                armed.arm(1);
+                pusher.op("both").commutes(&both).push((), |()| {}).expect("the engine should be open");
+                done.complete();
+                Stop::disarm();
+            });
+            assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
+            let mut late: Vec<_> = [&left, &right]
+                .map(|variable| engine.op("late").commutes([variable]).submit((), |()| ()))
+                .map(|pushed| pushed.expect("the engine should be open"))
+                .into();
+            for builder in [engine.op("other").commutes([&other]), engine.op("plain").writes([&plain])] {
+                let mut handle = builder.submit((), |()| ()).expect("the engine should be open");
+                ends(&mut handle, "it does not commute there");
+            }
+            assert!(!engine.dump().ops().is_empty());
+            stop.release();
+            thread.join().expect("nothing should panic");
+            late.iter_mut().for_each(|handle| ends(handle, "nothing should be lost"));
+            engine.wait_for_all().expect("nothing should fail");
+        });
+    }
+}
+
+/// On a naive engine, an operation to which a push leaves a turn runs inside that push, since the function around the
+/// push may wait for it.
+#[test]
+fn an_operation_to_which_a_push_leaves_a_turn_runs_at_once() {
+    watched(|| {
+        let engine = Engine::builder().kind(EngineKind::Naive).build().expect("an engine");
+        let both = [engine.token(), engine.token()];
+        let (sender, receiver) = mpsc::channel::<Completion>();
+        let begin = move |done| sender.send(done).expect("the test should keep the receiver");
+        engine.op("holder").commutes([&both[1]]).push(completion(), begin).expect("the engine should be open");
+        let done = receiver.recv().expect("the operation should start");
+
+        let (stop, gate) = (Stop::new(Point::TurnBeforeGivingWay), Gate::new());
+        let (armed, pusher, gate_inside, left) = (stop.clone(), engine.clone(), gate.clone(), both[0].clone());
+        let outer = move |cx: &OpContext<'_>| {
+            armed.arm(1);
+            cx.engine().op("both").commutes(&both).push((), |()| {}).expect("the engine should be open");
+            Stop::disarm();
+            gate_inside.pass();
+        };
+        let thread = thread::spawn(move || pusher.op("outer").push(cx(), outer).expect("the engine should be open"));
+        assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
+        let late = engine.op("late").commutes([&left]).submit((), move |()| gate.open());
+        stop.release();
+        thread.join().expect("nothing should panic");
+        done.complete();
+        late.expect("the engine should be open").wait().expect("nothing should fail");
+        engine.wait_for_all().expect("nothing should fail");
+    });
+}
+
 /// A thread stopped in a push of a conflating operator delays neither the pushes of other threads nor any run but its
 /// own. No argument is lost, and those of one thread are received in order.
 #[test]
@@ -995,6 +1066,7 @@ fn every_point_belongs_to_a_test() {
         Point::WAKE,
         Point::STEAL,
         Point::UNITS,
+        Point::TURNS,
         Point::CONFLATE,
     ];
     let listed: HashSet<_> = lists.into_iter().flatten().collect();

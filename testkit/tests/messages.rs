@@ -22,7 +22,7 @@ const PROGRAMS: [(&str, &[&str]); 8] = [
         "let a = engine.var(1); engine.op(\"\").operator_on(a.read(), (), |a, (), ()| {})?;",
         &[
             "does not declare how chosen variables are used",
-            "use `raddle::chosen::read()`, `write()` and `overwrite()` for variables with values",
+            "use `raddle::chosen::read()`, `write()`, `overwrite()` and `commute()` for variables with values",
         ],
     ),
     (
@@ -33,7 +33,7 @@ const PROGRAMS: [(&str, &[&str]); 8] = [
 
 const NO_DECLARATION: &[&str] = &[
     "does not declare what an operation reads and mutates",
-    "not a declaration: of a variable, pass `.read()`, `.write()` or `.overwrite()`",
+    "not a declaration: of a variable, pass `.read()`, `.write()`, `.overwrite()` or `.commute()`",
 ];
 
 /// Returns the library with which this test was built, the one built last.

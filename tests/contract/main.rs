@@ -6,6 +6,7 @@
 mod affinity;
 mod api;
 mod bad_input;
+mod commuting;
 mod corpus;
 mod deferral;
 mod doctor;

@@ -158,7 +158,12 @@ fn check_concurrent_programs(threads: usize, watch: Watch, seeds: std::ops::Rang
                 let variables = [4, 12, 100][(seed as usize + number) % 3];
                 let (operations, waits) = (fewer(1500), !watch.backlog);
                 let shape = Shape { variables, operations, threads, children: true, waits, ..Shape::default() };
-                let program = Arc::new(Program::generate(&shape, &mut Random::new(seed * 31 + threads as u64)));
+                let mut program = Program::generate(&shape, &mut Random::new(seed * 31 + threads as u64));
+                // Operations commute in every second program.
+                if seed % 2 == 1 {
+                    program.commuting();
+                }
+                let program = Arc::new(program);
                 let history = run(&program, &engine, watch);
                 check_order(&program, &history, &format!("{label}, {threads} pushers"), seed);
             }

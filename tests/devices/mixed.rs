@@ -757,7 +757,7 @@ fn exposed(program: &Program) -> (Vec<bool>, BTreeSet<usize>) {
                 Access::Read => {}
                 _ if is_exposed => _ = variables.insert(variable),
                 Access::Overwrite => _ = variables.remove(&variable),
-                Access::Write => {}
+                Access::Write | Access::Commute => {}
             }
         }
         operations.push(is_exposed);

@@ -101,6 +101,8 @@ pub enum AccessMode {
     Write,
     /// Mutates the variable regardless of its state.
     Overwrite,
+    /// Mutates the variable, in no particular order among operations that do the same.
+    Commute,
 }
 
 impl AccessMode {
@@ -126,7 +128,8 @@ impl AccessWord {
         let mode = match self.0 & 3 {
             0 => AccessMode::Read,
             1 => AccessMode::Write,
-            _ => AccessMode::Overwrite,
+            2 => AccessMode::Overwrite,
+            _ => AccessMode::Commute,
         };
         (VarId(self.0 >> 2), mode)
     }
@@ -520,13 +523,15 @@ impl PushEvent {
 mod tests {
     use super::*;
 
+    const MODES: [AccessMode; 4] = [AccessMode::Read, AccessMode::Write, AccessMode::Overwrite, AccessMode::Commute];
+
     #[test]
     fn a_push_is_read_as_it_was_written() {
         for count in 0..20 {
             for name in [Name::EMPTY, Name::from("static"), Name::from(format!("made at run time {count}"))] {
                 let accesses: Vec<_> = (0..count)
                     .map(|number| {
-                        let mode = [AccessMode::Read, AccessMode::Write, AccessMode::Overwrite][number as usize % 3];
+                        let mode = MODES[number as usize % MODES.len()];
                         (VarId::new(7, number), mode)
                     })
                     .collect();
@@ -559,8 +564,7 @@ mod tests {
     /// Checks a brief push, or that there is none.
     fn check_brief<const N: usize>(name: &'static str, distance: i64, is_brief: bool) {
         let ticks = 5_000_u64.wrapping_add_signed(distance);
-        let modes = [AccessMode::Read, AccessMode::Write, AccessMode::Overwrite];
-        let accesses: [_; N] = std::array::from_fn(|at| (VarId::new(7, at as u64 + 1), modes[at % 3]));
+        let accesses: [_; N] = std::array::from_fn(|at| (VarId::new(7, at as u64 + 1), MODES[at % MODES.len()]));
         let words = accesses.map(|(variable, mode)| AccessWord::new(variable, mode));
         let head = PushHead { location: Location::caller(), priority: 33, engine: 500, lane: 9, internal: N % 2 == 0 };
         let slots = brief_push(ticks, (OpId(77), 5_000), &head, name, &words);

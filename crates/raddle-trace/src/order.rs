@@ -19,11 +19,16 @@
 //! step. Among earlier readers, only those that end with their functions count: between the completion of an operation
 //! and the readiness that it causes, a thread may end another operation. The naive engine does not record when an
 //! operation becomes ready.
+//!
+//! # Operations that commute
+//!
+//! Consecutive operations that commute on a variable must not overlap, but may run in another order than that of their
+//! pushes. Otherwise, they count as mutations.
 
 use std::{collections::HashMap, error::Error, fmt, time::Duration};
 
 use crate::{
-    event::{Place, VarId},
+    event::{AccessMode, Place, VarId},
     graph::find_cycle,
     history::{Trace, TracedOp},
 };
@@ -111,7 +116,7 @@ const PUSH: Duration = Duration::from_micros(1);
 struct VariableUse<'t> {
     index: usize,
     op: &'t TracedOp,
-    is_write: bool,
+    mode: AccessMode,
     from: Duration,
 }
 
@@ -172,17 +177,23 @@ impl Trace {
             // A skipped operation counts as having started when it ended.
             let Some(from) = op.started.or(op.ended) else { continue };
             for &(variable, mode) in &op.accesses {
-                uses.entry(variable).or_default().push(VariableUse { index, op, is_write: mode.is_write(), from });
+                uses.entry(variable).or_default().push(VariableUse { index, op, mode, from });
             }
         }
         for (variable, mut uses) in uses {
             uses.sort_by_key(|one| (one.from, one.op.ended));
-            let (mut writer, mut readers): (Option<&VariableUse<'_>>, Vec<&VariableUse<'_>>) = (None, Vec::new());
+            // The last operations that may share the variable, or a single one that may not, and those before them.
+            let (mut last, mut before): (Vec<&VariableUse<'_>>, Vec<&VariableUse<'_>>) = Default::default();
             // The checked readers, keyed by the times at which they ended.
             let mut reader_ended: HashMap<Duration, usize> = HashMap::new();
             for one in &uses {
-                let before: Vec<&VariableUse<'_>> = if !one.is_write {
-                    if let Some(last) = readers.last() {
+                let is_shared = matches!(one.mode, AccessMode::Read | AccessMode::Commute);
+                if !(is_shared && last.last().is_some_and(|last| last.mode == one.mode)) {
+                    before = std::mem::take(&mut last);
+                    reader_ended.clear();
+                }
+                if one.mode == AccessMode::Read {
+                    if let Some(last) = last.last() {
                         let overlap = last.op.ended.is_some_and(|ended| ended > one.from);
                         *if overlap { &mut report.overlapping_readers } else { &mut report.separate_readers } += 1;
                     }
@@ -193,23 +204,14 @@ impl Trace {
                             reader_ended.extend(one.op.ended.map(|ended| (ended, one.index)));
                         }
                     }
-                    readers.push(one);
-                    writer.into_iter().collect()
-                } else {
-                    let before =
-                        if readers.is_empty() { writer.into_iter().collect() } else { std::mem::take(&mut readers) };
-                    writer = Some(one);
-                    reader_ended.clear();
-                    before
-                };
-                for earlier in before {
-                    if released(earlier.op, one.op) > one.from {
-                        return Err(OrderViolation::Overlap {
-                            variable: self.variable(variable),
-                            first: Box::new(earlier.op.clone()),
-                            second: Box::new(one.op.clone()),
-                        });
-                    }
+                } else if let Some(earlier) = last.last() {
+                    // They commute, and may have been pushed in any order.
+                    self.check_apart(variable, earlier, one)?;
+                    held[one.index] = held[one.index].max(earlier.op.ended.unwrap_or(Duration::MAX));
+                }
+                last.push(one);
+                for earlier in &before {
+                    self.check_apart(variable, earlier, one)?;
                     report.conflicts += 1;
                     after[earlier.index].push(one.index);
                     held[one.index] = held[one.index].max(earlier.op.ended.unwrap_or(Duration::MAX));
@@ -225,6 +227,20 @@ impl Trace {
                 second: Box::new(ops[second].clone()),
             }),
         }
+    }
+
+    /// Checks that two operations that conflict on a variable did not run at the same time.
+    fn check_apart(
+        &self,
+        variable: VarId,
+        first: &VariableUse<'_>,
+        second: &VariableUse<'_>,
+    ) -> Result<(), OrderViolation> {
+        if released(first.op, second.op) <= second.from {
+            return Ok(());
+        }
+        let (first, second) = (Box::new(first.op.clone()), Box::new(second.op.clone()));
+        Err(OrderViolation::Overlap { variable: self.variable(variable), first, second })
     }
 
     /// Whether the time at which `op` became ready is that of the event that caused it, and the time at which it ended

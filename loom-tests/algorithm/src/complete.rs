@@ -307,7 +307,8 @@ impl Completion {
             let done = old.flags & DONE != 0 || !world.has(Rule::GrantWhenDone);
             new & if done { READ_OK | WRITE_OK } else { pass_on }
         };
-        let stop = gained == 0 || old.next == NONE;
+        let ends_run = || gained & WRITE_OK == 0 && !mode.passes_to(world.mode(old.next)) && world.has(Rule::RunsEnd);
+        let stop = gained == 0 || old.next == NONE || ends_run();
         let this = if newly_satisfied { op_of(at) } else { None };
         let mut owed = owed;
         let mut now = None;

@@ -12,7 +12,7 @@ use std::{
 use stateright::{Model, Property};
 
 use crate::{
-    program::{Mode, OPS, Program, THREADS, VARIABLES},
+    program::{OPS, Program, THREADS, VARIABLES},
     state::{Access, NONE, OpId, State, World, Wrong, access_of, op_of},
     step::Step,
     unlink::{UNLINKER, Unlinking},
@@ -251,7 +251,7 @@ impl Tracker {
                         let Some(its_mode) = mode(op, variable) else { return true };
                         let Some(before) = state.before(op, variable) else { return false };
                         let holds_up = |other: OpId| {
-                            let excludes = its_mode != Mode::Read || mode(other, variable) == Some(Mode::Write);
+                            let excludes = mode(other, variable).is_some_and(|before| its_mode.waits_for(before));
                             before & 1 << other != 0 && excludes && !state.is_done(other)
                         };
                         !ops.clone().any(holds_up)

@@ -20,17 +20,35 @@ pub enum Mode {
     Await,
     /// Mutates the variable.
     Write,
+    /// Mutates the variable; others that commute run beside it, as far as the tracker is concerned.
+    Commute,
 }
 
-use Mode::{Await, Read, Write};
+use Mode::{Await, Commute, Read, Write};
+
+impl Mode {
+    /// Returns whether an access of this mode passes `READ_OK` on to the next one, unless it is a writer.
+    pub(crate) fn passes_to(self, next: Self) -> bool {
+        (self == Commute) == (next == Commute)
+    }
+
+    /// Returns whether an access of this mode waits for an earlier one of mode `before`, directly or through others.
+    pub(crate) fn waits_for(self, before: Self) -> bool {
+        match self {
+            Read => matches!(before, Write | Commute),
+            Commute => before != Commute,
+            Await | Write => true,
+        }
+    }
+}
 
 /// An operation, described by its use of each variable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape(pub [Option<Mode>; VARIABLES]);
 
 impl Shape {
-    /// Parses a shape such as `W-R`: `R`, `A` or `W` for each variable, or `-` for a variable that the operation does
-    /// not use.
+    /// Parses a shape such as `W-R`: `R`, `A`, `W` or `C` for each variable, or `-` for a variable that the operation
+    /// does not use.
     ///
     /// # Panics
     /// If the text is not a valid shape.
@@ -42,6 +60,7 @@ impl Shape {
                 'R' => Some(Read),
                 'A' => Some(Await),
                 'W' => Some(Write),
+                'C' => Some(Commute),
                 '-' => None,
                 _ => panic!("{text}"),
             };
@@ -88,6 +107,7 @@ impl fmt::Debug for Shape {
                 Some(Read) => "R",
                 Some(Await) => "A",
                 Some(Write) => "W",
+                Some(Commute) => "C",
             })?;
         }
         Ok(())

@@ -306,7 +306,7 @@ impl Push {
                     let linked = if world.has(Rule::DeferWhatWasLinked) {
                         word.linked
                     } else {
-                        world.grantable(tail, word.flags | word.deferred)
+                        world.grantable(tail, word.flags | word.deferred, word.next)
                     };
                     if linked != 0 && world.has(Rule::Defer) {
                         At::DeferNext { tail, next: word.next, linked }
@@ -344,7 +344,7 @@ impl Push {
             }
             At::LoadDeferred { tail, flags } => {
                 let deferred = world.word(tail).deferred;
-                let grantable = world.grantable(tail, flags | deferred);
+                let grantable = world.grantable(tail, flags | deferred, self.access(world));
                 if sole || self.is_unseen() {
                     At::StoreWord { tail, flags, grantable }
                 } else {

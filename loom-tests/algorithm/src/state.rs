@@ -46,12 +46,13 @@ pub(crate) fn variable_of(access: Access) -> u8 {
     access % VARIABLES as u8
 }
 
-/// Returns the flags grantable behind an access of `mode` with `flags`.
-pub(crate) fn grantable(mode: Mode, flags: u8, without: Option<Rule>) -> u8 {
+/// Returns the flags grantable to an access of mode `next` behind one of `mode` with `flags`.
+pub(crate) fn grantable(mode: Mode, flags: u8, next: Mode, without: Option<Rule>) -> u8 {
     let spent = if without == Some(Rule::GrantWhenDone) { WRITE_OK } else { WRITE_OK | DONE };
+    let passes = without == Some(Rule::RunsEnd) || mode.passes_to(next);
     if flags & spent == spent {
         READ_OK | WRITE_OK
-    } else if mode == Mode::Write || without == Some(Rule::ReadersPassOn) {
+    } else if mode == Mode::Write || without == Some(Rule::ReadersPassOn) || !passes {
         0
     } else {
         flags & READ_OK
@@ -60,7 +61,7 @@ pub(crate) fn grantable(mode: Mode, flags: u8, without: Option<Rule>) -> u8 {
 
 /// Returns whether an access of `mode` with `flags` is satisfied.
 pub(crate) fn is_satisfied(mode: Mode, flags: u8) -> bool {
-    flags & if mode == Mode::Read { READ_OK } else { WRITE_OK } != 0
+    flags & if matches!(mode, Mode::Read | Mode::Commute) { READ_OK } else { WRITE_OK } != 0
 }
 
 /// An access: its word and its deferred flags.
@@ -316,8 +317,8 @@ impl World<'_> {
         self.program.mode(access)
     }
 
-    pub(crate) fn grantable(&self, access: Access, flags: u8) -> u8 {
-        grantable(self.mode(access), flags, self.without)
+    pub(crate) fn grantable(&self, access: Access, flags: u8, next: Access) -> u8 {
+        grantable(self.mode(access), flags, self.mode(next), self.without)
     }
 
     pub(crate) fn goes_wrong(&mut self, wrong: Wrong) {
@@ -410,7 +411,7 @@ impl World<'_> {
                 return;
             };
             for other in 0..self.program.ops.len() as OpId {
-                let excludes = mode != Mode::Read || self.mode(access_of(other, variable)) == Mode::Write;
+                let excludes = mode.waits_for(self.mode(access_of(other, variable)));
                 if before & 1 << other != 0 && excludes && !self.state.is_done(other) {
                     self.goes_wrong(Wrong::ReadyTooEarly);
                 }

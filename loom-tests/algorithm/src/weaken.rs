@@ -35,6 +35,8 @@ pub enum Rule {
     GrantWhenDone,
     /// A reader that is not done yet passes `READ_OK` on to the next reader.
     ReadersPassOn,
+    /// `READ_OK` is not passed on between accesses that commute and those that do not.
+    RunsEnd,
     /// A push over several variables adds one to `wait` until it is over.
     PushCountsItself,
     /// A completion moves the tail past each access that it retires.
@@ -67,7 +69,7 @@ pub enum Rule {
 
 impl Rule {
     /// All rules.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Help,
         Self::HelpInDepth,
         Self::Reread,
@@ -82,6 +84,7 @@ impl Rule {
         Self::HelpersOnlyDefer,
         Self::GrantWhenDone,
         Self::ReadersPassOn,
+        Self::RunsEnd,
         Self::PushCountsItself,
         Self::TailPastRetired,
         Self::PassBeforeRetire,

@@ -58,6 +58,17 @@ fn three_threads() {
     check("three threads", tracker, 1_200_000);
 }
 
+/// Operations that commute, beside readers, writers and waits.
+#[test]
+fn commuting() {
+    let programs =
+        parse(&["CC-, -CC, R--", "RC-, CR-, C--", "C-- C--, R-- C--", "CC- R--, C-- W--", "C-- A--, C-- R--"]);
+    check("commuting", Tracker::new(programs).thorough(), 100_000);
+    let programs =
+        parse(&["C-- C-- C-- R--", "C-- C-- R-- C--", "R-- C-- C-- C--", "C-- C--, C-- A--", "-C- -C- -C-, CC-"]);
+    check("commuting, unlinking", Tracker::new(programs).unlinking(1), 50_000);
+}
+
 /// A ring of three operations, and a fourth operation on the same variables as one of the three. No operation completes
 /// before all pushes are over.
 #[test]
@@ -134,6 +145,7 @@ fn twin(rule: Rule) -> (&'static str, &'static [&'static str]) {
         Rule::DeferWhatWasLinked => ("R-- R--, R--", &[RETIRED]),
         Rule::GrantWhenDone => ("W--, W--", &[ONCE]),
         Rule::ReadersPassOn => ("R--, R--", &[NEED]),
+        Rule::RunsEnd => ("C--, R--", &[ONCE]),
         Rule::PushCountsItself => ("WW-, WW-", &[ONCE]),
         Rule::TailPastRetired => ("W--, W--", &[RETIRED]),
         Rule::PassBeforeRetire | Rule::PassBeforeHandOn => ("R-- R--, R--", &[RETIRED]),

@@ -28,6 +28,7 @@ mod shutdown;
 mod slabs;
 mod sleep;
 mod threads;
+mod turns;
 mod units;
 mod unlink;
 mod variable;
@@ -61,6 +62,7 @@ fn each_edge_and_each_step_is_needed() {
         slabs::KILLS,
         sleep::KILLS,
         threads::KILLS,
+        turns::KILLS,
         units::KILLS,
         unlink::KILLS,
         variable::KILLS,

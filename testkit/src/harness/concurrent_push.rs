@@ -1,6 +1,7 @@
 //! The target `concurrent_push`: one to four threads push, and a single order must explain the logs of all variables.
 //! Operations use up to six variables, or up to 48 in an eighth of the programs.
 //! In a fifth of the programs that neither wait nor have a limit, all mutations wait until all threads have pushed.
+//! In a quarter of the programs, operations commute on some variables.
 //! In a third of the programs, the engine limits pending operations. In such a program, the number of pending
 //! operations must not exceed the limit by more than the documented amount, unless the program contains operations for
 //! which no amount is documented.
@@ -44,6 +45,10 @@ pub fn concurrent_push(data: &[u8]) {
             // The maximum number of pending operations is known only if no completion is used outside its operation's
             // function.
             program.complete_inside();
+        }
+        // As for the width.
+        if data.len() % 4 == 1 {
+            program.commuting();
         }
         let times = times.min(2_000 / program.operations.len().max(1)).max(1);
         let program = Arc::new(program.repeated(times));

@@ -1469,6 +1469,7 @@ impl Child {
                 Access::Read => child.reads([token]),
                 Access::Write => child.writes([token]),
                 Access::Overwrite => child.overwrites([token]),
+                Access::Commute => child.commutes([token]),
             };
         }
         let run = self.run.clone();
@@ -1584,6 +1585,7 @@ macro_rules! describe_untyped {
                 Access::Read => $builder.reads(token),
                 Access::Write => $builder.writes(token),
                 Access::Overwrite => $builder.overwrites(token),
+                Access::Commute => $builder.commutes(token),
             };
         }
         $builder
