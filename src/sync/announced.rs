@@ -141,6 +141,7 @@ announced! {
         fetch_sub(value: u64, order: Ordering) -> u64;
         fetch_or(value: u64, order: Ordering) -> u64;
         fetch_and(value: u64, order: Ordering) -> u64;
+        fetch_max(value: u64, order: Ordering) -> u64;
     }
     AtomicUsize of usize {
         fetch_update(set: Ordering, fetch: Ordering, f: impl FnMut(usize) -> Option<usize>) -> Result<usize, usize>;
