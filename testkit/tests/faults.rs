@@ -146,7 +146,7 @@ impl World {
         let (gate, started) = (Gate::new(), Gate::new());
         let (inside, begun) = (gate.clone(), started.clone());
         let description = self.engine.op("hold").writes(&self.tokens[..VARIABLES]);
-        let pushed = description.push_async_any(raddle::cx(), move |_, done| {
+        let pushed = description.push_async_any(cx(), move |_, done| {
             begun.open();
             thread::spawn(move || {
                 inside.pass();
@@ -738,7 +738,7 @@ fn a_thread_stopped_with_a_completed_wait_delays_no_other_wait() {
         let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).build().expect("an engine");
         let (token, (sender, receiver)) = (engine.token(), mpsc::channel::<Completion>());
         let begin = move |_: &OpContext<'_>, done| sender.send(done).expect("the test should keep the receiver");
-        engine.op("held").writes([&token]).push_async_any(raddle::cx(), begin).expect("the engine should be open");
+        engine.op("held").writes([&token]).push_async_any(cx(), begin).expect("the engine should be open");
         let done = receiver.recv().expect("the operation should start");
         drop(engine.wait_to_read_async(&token));
         let stop = Stop::new(Point::Completed);
