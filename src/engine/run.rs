@@ -85,7 +85,9 @@ pub(super) fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>,
 #[inline(never)]
 fn run_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut ReadyList<Task>) {
     let Unfinished { op, called } = unfinished;
-    if matches!(called, Some(Ok(()))) && !op.task().has(flag::SILENT | flag::RECORDED) {
+    let is_plain = matches!(called, Some(Ok(()))) && !op.task().has(flag::SILENT | flag::RECORDED);
+    // In a forked child, the turns and their locks belong to the parent process.
+    if is_plain && !thread.core.is_closed() {
         return end_commuting(thread, op, ready);
     }
     finish_otherwise(&thread.core, Unfinished { op, called }, ready);
