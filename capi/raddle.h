@@ -599,8 +599,8 @@ enum raddle_status raddle_token_clear_failure(struct raddle_engine engine, struc
  * wait for completions, the push passes the limit.
  *
  * Returns `RADDLE_STATUS_OK`; otherwise, the function will not be called, and `drop` was: `RADDLE_STATUS_INVALID`,
- * `RADDLE_STATUS_DELETED` for a token, `RADDLE_STATUS_FOREIGN` for a token or the group, `RADDLE_STATUS_SHUT_DOWN`, `RADDLE_STATUS_FULL` with
- * `RADDLE_FLAGS_IF_ROOM` or while the engine is stopped, `RADDLE_STATUS_UNFIT`.
+ * `RADDLE_STATUS_DELETED` for a token, `RADDLE_STATUS_FOREIGN` for a token or the group, `RADDLE_STATUS_SHUT_DOWN`,
+ * `RADDLE_STATUS_FULL` with `RADDLE_FLAGS_IF_ROOM` or while the engine is stopped, `RADDLE_STATUS_UNFIT`.
  *
  * Threads: any, also at the same time; all tokens agree on one order of pushes. In operations: permitted, also while
  * the engine drains. After a fork: `RADDLE_STATUS_FORKED`.
@@ -609,8 +609,7 @@ enum raddle_status raddle_token_clear_failure(struct raddle_engine engine, struc
  * 1. The engine was not freed, nor what the operation names. `op` is null or a `raddle_op` of the size that it states.
  * 2. The function may be called with `data`, and then `drop`, on any thread.
  */
-enum raddle_status raddle_push(struct raddle_engine engine,
-                               const struct raddle_op *op);
+enum raddle_status raddle_push(struct raddle_engine engine, const struct raddle_op *op);
 
 /**
  * Returns a handle to the engine that runs the operation, for use until its function returns, and not to be freed.
@@ -645,9 +644,8 @@ void *raddle_context_argument(struct raddle_context *context);
 bool raddle_context_is_cancelled(struct raddle_context *context);
 
 /**
- * Has `function` called with `data` once the operation should stop, as `raddle_context_is_cancelled` says: on the thread
- * that cancels it, or here if it was cancelled before. The operation need not have ended: an asynchronous one can thus
- * end what it waits for. `function` must not block. Stores at `listener` what ends this, for `raddle_listener_free`.
+ * Has `function` called with `data` once the operation should stop, as `raddle_context_is_cancelled` says: on the
+ * thread that cancels it, or here if it was cancelled before. So an asynchronous operation can end what it waits for. `function` must not block. Stores at `listener` what ends this, for `raddle_listener_free`.
  * `drop`, unless null, is called with `data` after the last use of it. Allocates.
  *
  * Returns `RADDLE_STATUS_OK`, or `RADDLE_STATUS_INVALID`.

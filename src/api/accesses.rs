@@ -68,7 +68,8 @@ use crate::{
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not declare what an operation reads and mutates",
     label = "not a declaration: of a variable, pass `.read()`, `.write()`, `.overwrite()` or `.commute()`",
-    note = "declare a variable, or a part of an array: `.read()`, `.write()`, `.overwrite()` or `.commute()`; declare the operation's context: `raddle::cx()`",
+    note = "declare a variable: `.read()`, `.write()`, `.overwrite()` or `.commute()`; declare the operation's context: `raddle::cx()`",
+    note = "declare a part of an array: `.read()`, `.write()` or `.overwrite()`",
     note = "declare what else the function receives: `raddle::stream()`, `raddle::completion()`",
     note = "a tuple has at most twelve elements: nest tuples beyond twelve",
     note = "pass an iterator of declarations through `raddle::each`",
@@ -86,7 +87,8 @@ impl<A: ScopedAccesses<Captured: 'static>> Accesses for A {}
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not declare what an operation reads and mutates",
     label = "not a declaration: of a variable, pass `.read()`, `.write()`, `.overwrite()` or `.commute()`",
-    note = "declare a variable, or a part of an array: `.read()`, `.write()`, `.overwrite()` or `.commute()`; declare the operation's context: `raddle::cx()`",
+    note = "declare a variable: `.read()`, `.write()`, `.overwrite()` or `.commute()`; declare the operation's context: `raddle::cx()`",
+    note = "declare a part of an array: `.read()`, `.write()` or `.overwrite()`",
     note = "declare what else the function receives: `raddle::stream()`, `raddle::completion()`",
     note = "a tuple has at most twelve elements: nest tuples beyond twelve",
     note = "pass an iterator of declarations through `raddle::each`",

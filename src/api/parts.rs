@@ -40,8 +40,8 @@ unsafe impl<T> Sync for KnownExtent<T> {}
 /// The memory of the elements.
 struct Memory<T>(NonNull<[T]>);
 
-// SAFETY: the elements, which are `Send`, are used only by operations, as the cells permit, and by the drop, which comes
-// after them.
+// SAFETY: the elements, which are `Send`, are used only by operations, as the cells permit, and by the drop, which
+// comes after them.
 unsafe impl<T: Send> Send for Memory<T> {}
 // SAFETY: as for `Send`; a reference to this gives access to nothing.
 unsafe impl<T: Send> Sync for Memory<T> {}
@@ -173,8 +173,8 @@ pub enum Plane {}
 /// Operations that use different parts may run at the same time. Those that use the same part, a range that touches it,
 /// or the whole, are ordered by the one rule: in push order if one of them mutates it. There are no phases.
 ///
-/// Each part has a variable of its own, and an operation names those of all parts that it touches. So its cost grows with
-/// their number, and two operations that use different elements of the same part are ordered as if they used the same
+/// Each part has a variable of its own, and an operation names those of all parts that it touches. So its cost grows
+/// with their number, and two operations that use different elements of the same part are ordered as if they used the same
 /// ones. An operation whose accesses touch a part twice and mutate it is refused with
 /// [`NoAccess::Aliased`](crate::error::NoAccess::Aliased).
 ///
@@ -237,13 +237,14 @@ impl Engine {
         Parts { cells: Arc::new(Cells::cut(self, elements, columns, [1, length])), shape: PhantomData }
     }
 
-    /// Cuts an array with two dimensions into tiles of `tile` rows and columns; 0 is treated as 1. The tiles at the ends
-    /// may be smaller. The elements are given row by row, with `columns` in each.
+    /// Cuts an array with two dimensions into tiles of `tile` rows and columns; 0 is treated as 1. The tiles at the
+    /// ends may be smaller. The elements are given row by row, with `columns` in each.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let engine = raddle::Engine::builder().workers(2).build()?;
-    /// let (old, new) = (engine.tiles(vec![1.0f32; 64 * 64], 64, [16, 16])?, engine.tiles(vec![0.0; 64 * 64], 64, [16, 16])?);
+    /// let old = engine.tiles(vec![1.0f32; 64 * 64], 64, [16, 16])?;
+    /// let new = engine.tiles(vec![0.0; 64 * 64], 64, [16, 16])?;
     /// for tile in new.iter() {
     ///     // The tile and one row and column on each side, where there is one: up to nine tiles of `old`.
     ///     let halo = old.region(tile.rows(), tile.columns())?.grown([1, 1]);
@@ -286,8 +287,8 @@ impl<T, S> Parts<T, S> {
         (0..rows * columns).map(move |at| self.area(self.cells.part([at / columns, at % columns])))
     }
 
-    /// Returns the numbers of parts below and beside each other. With one dimension, the first is 1, or 0 if there are no
-    /// elements.
+    /// Returns the numbers of parts below and beside each other. With one dimension, the first is 1, or 0 if there are
+    /// no elements.
     #[must_use]
     pub fn grid(&self) -> [usize; 2] {
         self.cells.parts()
@@ -424,9 +425,9 @@ impl<'p, T, S> Part<'p, T, S> {
         self.area.columns.clone()
     }
 
-    /// Returns the variables of the parts that are touched: to wait for them, for accesses without references, or to see
-    /// their failures and versions. Once one of them is deleted, operations cannot name that part any more. Its elements
-    /// are dropped with those of the last part.
+    /// Returns the variables of the parts that are touched: to wait for them, for accesses without references, or to
+    /// see their failures and versions. Once one of them is deleted, operations cannot name that part any more. Its
+    /// elements are dropped with those of the last part.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -516,8 +517,8 @@ impl<'p, T: Send + 'static, S> Part<'p, T, S> {
     }
 
     /// Declares that an operation mutates the elements even if a touched part has failed, as
-    /// [`Var::overwrite`] does. If the operation succeeds, it clears the failures of all parts that it touches, which is
-    /// right only if it overwrites all that may be wrong in them, also outside this range.
+    /// [`Var::overwrite`] does. If the operation succeeds, it clears the failures of all parts that it touches, which
+    /// is right only if it overwrites all that may be wrong in them, also outside this range.
     pub fn overwrite(&self) -> WritePart<'p, T, S> {
         WritePart { part: self.clone(), mode: Mode::Overwrite }
     }
@@ -682,10 +683,9 @@ impl<T, S> fmt::Debug for ReadPartGuard<T, S> {
 /// [`ReadPartGuard`].
 #[must_use = "the elements are released when the guard is dropped"]
 pub struct WritePartGuard<T, S = Line> {
-    extent: Extent<T>,
-    _share: Share,
+    elements: ReadPartGuard<T, S>,
     /// Makes the guard invariant in `T`, as that for a variable.
-    shape: PhantomData<fn(T) -> S>,
+    _invariant: PhantomData<fn(T) -> T>,
 }
 
 // SAFETY: the guard is as good as a `&mut [T]`, which the operation keeps valid, with a share, which is `Send`.
@@ -697,7 +697,8 @@ impl<T, S> WritePartGuard<T, S> {
     /// # Safety
     /// 1. Only this guard uses the elements while the operation of `share` holds its variables.
     unsafe fn new(extent: Extent<T>, share: Share) -> Self {
-        Self { extent, _share: share, shape: PhantomData }
+        // SAFETY: (1): the elements may be read, too; they are not mutated while the inner guard is borrowed.
+        Self { elements: unsafe { ReadPartGuard::new(extent, share) }, _invariant: PhantomData }
     }
 
     /// Returns the elements.
@@ -706,8 +707,7 @@ impl<T, S> WritePartGuard<T, S> {
     where
         S: ArrayShape,
     {
-        // SAFETY: (1): by (1) of `new`, while the share exists; nothing mutates them while this is borrowed.
-        unsafe { S::shared(self.extent) }
+        self.elements.get()
     }
 
     /// Returns the elements for mutations.
@@ -717,7 +717,7 @@ impl<T, S> WritePartGuard<T, S> {
         S: ArrayShape,
     {
         // SAFETY: (1): by (1) of `new`, while the share exists; this is borrowed exclusively.
-        unsafe { S::exclusive(self.extent) }
+        unsafe { S::exclusive(self.elements.extent) }
     }
 }
 

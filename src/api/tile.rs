@@ -196,13 +196,13 @@ impl<T> TileMut<'_, T> {
     /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
-        self.extent.rows
+        self.view().rows()
     }
 
     /// Returns the number of columns.
     #[must_use]
     pub fn columns(&self) -> usize {
-        self.extent.columns
+        self.view().columns()
     }
 
     /// Returns a row of the tile for reading.

@@ -7,8 +7,8 @@
 //! [`admit`] is where ready operations are dispatched: it passes on an operation that needs no units, has them, or will
 //! not run in any case. An operation that lacks a turn waits there until another one leaves it, and is then dispatched
 //! again. It waits even if it is cancelled meanwhile. Any other operation waits in a [pool](crate::notify::stock) until
-//! [`resume`] dispatches it again. An operation leaves its queue without units if it is cancelled: through its handle, which calls what
-//! [`admit`] has registered there, or with its group or its engine, by [`Core::withdraw_cancelled`]. The poll of a
+//! [`resume`] dispatches it again. An operation leaves its queue without units if it is cancelled: through its handle,
+//! which calls what [`admit`] has registered there, or with its group or its engine, by [`Core::withdraw_cancelled`]. The poll of a
 //! future that is asked to stop leaves in the same way, by [`Core::withdraw`]. If an operation's deadline passes, it
 //! fails when it is admitted.
 //!

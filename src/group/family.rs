@@ -58,7 +58,7 @@ use crate::{
         group_core::GroupCore,
         kin::{Around, Kin, KinShare},
         limits::Limits,
-        spec::{Entries, Entry, Spec, sort},
+        spec::{Entries, Entry, Spec, sort, sort_distinct},
         task::{ErasedJob, Task, flag},
         units::{Needs, ResourceCore, UnitsWaiter},
         variable::VarCell,
@@ -104,15 +104,11 @@ impl Plan {
     ) -> Box<dyn Any + Send> {
         let mut uses = Needs::from(uses);
         stock::merge(&mut uses);
-        let mut names: Vec<_> = entries.iter().map(|entry| (entry.cell, entry.mode)).collect();
+        let mut entries = Entries::from(entries);
+        // If accesses are aliased, the push is refused, and nothing uses the plan.
+        let distinct = sort_distinct(&mut entries).unwrap_or(0);
+        let mut names: Vec<_> = entries[..distinct].iter().map(|entry| (entry.cell, entry.mode)).collect();
         names.sort_unstable_by_key(|&(cell, _)| cell);
-        names.dedup_by(|later, kept| {
-            let is_same = later.0 == kept.0;
-            if is_same && later.1 != kept.1 {
-                kept.1 = Mode::Write;
-            }
-            is_same
-        });
         Box::new(Self {
             names: names.into(),
             uses: uses.into_iter().map(|need| (need, OnceLock::new())).collect(),

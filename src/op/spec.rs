@@ -125,7 +125,7 @@ pub(crate) fn sort<'e>(
 }
 
 /// A variable to whose value an operation declares two references, at least one of which is mutable.
-struct Aliased(NonNull<VarCell>);
+pub(crate) struct Aliased(NonNull<VarCell>);
 
 /// The maximum number of entries that are sorted by insertion. Setting up the general sort costs more than sorting so
 /// few.
@@ -134,7 +134,7 @@ const MAX_INSERTED: usize = 16;
 /// Sorts entries by variable and merges entries for the same variable. Returns the number of remaining entries, which
 /// are moved to the front.
 #[inline(never)]
-fn sort_distinct(entries: &mut [Entry]) -> Result<usize, Aliased> {
+pub(crate) fn sort_distinct(entries: &mut [Entry]) -> Result<usize, Aliased> {
     // SAFETY: the creator of the entries keeps handles to their variables until the push returns.
     let id = |entry: &Entry| unsafe { entry.cell.as_ref() }.queue().id();
     if entries.len() <= MAX_INSERTED {
